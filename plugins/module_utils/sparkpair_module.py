@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible.module_utils.sparkpair.problem import Problem, problem_from
 
 

@@ -1,4 +1,4 @@
-"""Where things live on a node. The roles take these names from `group_vars/all/wiring.yml`; a test compares."""
+"""Where things live on a node. `group_vars/all/wiring.yml` holds the same names; a test compares."""
 
 from __future__ import annotations
 

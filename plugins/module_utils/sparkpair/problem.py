@@ -53,7 +53,7 @@ class Problem(Exception):
 
 
 def _rebuild(fields: dict[str, str]) -> Problem:
-    return Problem(**fields)  # type: ignore[arg-type]
+    return Problem(**fields)
 
 
 def problem_from(error: OSError) -> Problem:
