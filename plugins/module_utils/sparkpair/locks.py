@@ -8,6 +8,7 @@ which bytes are trusted and where they are written.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -58,7 +59,7 @@ class LockedFile:
 
 @dataclass(frozen=True)
 class Lock:
-    """A repository at one commit: its files, sorted by path. `gated` means that its terms must be accepted."""
+    """A repository at one commit, files sorted by path. `gated`: its terms must be accepted first."""
 
     repo: str
     revision: str
@@ -81,7 +82,7 @@ class Lock:
         )
         if not files:
             raise Problem(
-                found=f"none of the {len(self.files)} files of {self.repo} matches {', '.join(wanted) or 'nothing'}",
+                found=f"no file of {self.repo} ({len(self.files)} in all) matches {', '.join(wanted) or 'nothing'}",
                 needed="patterns that match at least one file",
                 do="correct the patterns (--include, or include: of the profile)",
                 code="lock-empty",
@@ -226,31 +227,28 @@ def _entry(row: Any, number: int, source: str) -> LockedFile:
 
 def path_fault(path: Any) -> str | None:
     """Why `path` may not name a file inside a folder of ours, or None when it may."""
-    if not isinstance(path, str) or not path:
-        return "is no text" if path != "" else "is empty"
-    if path.startswith("/"):
-        return "is absolute"
-    if "\\" in path:
-        return "has a backslash"
-    if not path.isprintable():
-        return "has a character that does not print"
-    try:
-        encoded = path.encode()
-    except UnicodeEncodeError:
-        return "is not valid Unicode"
+    if not isinstance(path, str):
+        return "is no text"
     parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        return "has an empty part, '.' or '..'"
-    if len(encoded) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
-        return "is too long for a file system"
-    if any(part.startswith(OWN_PREFIX) for part in parts):
-        return f"has a part that starts with {OWN_PREFIX}, kept for our own files"
-    return None
+    faults = (
+        (not path, "is empty"),
+        (path.startswith("/"), "is absolute"),
+        ("\\" in path, "has a backslash"),
+        (not path.isprintable(), "has a character that does not print"),
+        (any(part in ("", ".", "..") for part in parts), "has an empty part, '.' or '..'"),
+        (len(path.encode(errors="replace")) > _LONGEST_PATH, "is too long"),
+        (any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in parts), "has too long a name"),
+        (
+            any(part.startswith(OWN_PREFIX) for part in parts),
+            f"has a part that starts with {OWN_PREFIX}, kept for our own files",
+        ),
+    )
+    return next((fault for holds, fault in faults if holds), None)
 
 
 def _apart(files: Sequence[LockedFile], source: str) -> None:
     names = {entry.path for entry in files}
-    for earlier, later in zip(files, files[1:], strict=False):
+    for earlier, later in itertools.pairwise(files):
         if earlier.path == later.path:
             raise _bad(source, f"{later.path} is listed twice", "each path once")
     for entry in files:
