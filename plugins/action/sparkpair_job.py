@@ -1,0 +1,135 @@
+"""Action sparkpair_job: start or attach to a job on the node, show its progress, end with its result."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+_LOST_CONTACT_S = 120
+_STEP_PERCENT = 5
+_LINE_EVERY_S = 15.0
+
+
+class ActionModule(ActionBase):
+    """Runs on the controller, in the fork of one host; everything it knows comes from the module."""
+
+    def run(self, tmp: str | None = None, task_vars: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = dict(task_vars or {})
+        arguments = dict(self._task.args)
+        if arguments.get("state", "followed") != "followed":
+            return self._call(arguments, variables)
+        started = self._call({**arguments, "state": "started"}, variables)
+        if started.get("failed") or self._task.check_mode:
+            return {**result, **started}
+        host = variables.get("inventory_hostname", "")
+        self._say(host, started)
+        try:
+            state = self._follow(arguments, variables, host)
+        except KeyboardInterrupt:
+            display.display(f"[{host}] {_goes_on(started['unit'])}")
+            raise
+        return {**result, **_verdict(state, started)}
+
+    def _call(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._execute_module(
+            module_name="sparkpair_job", module_args=arguments, task_vars=variables
+        )
+        return answer
+
+    def _say(self, host: str, started: dict[str, Any]) -> None:
+        verb = "runs" if started["started"] else "was running already: attached"
+        display.display(f"[{host}] {started['unit']} {verb}; watch it: journalctl -fu {started['unit']}")
+
+    def _follow(self, arguments: dict[str, Any], variables: dict[str, Any], host: str) -> dict[str, Any]:
+        """Ask until the job ends or the time to follow is over. Short breaks of contact are borne."""
+        begun = moved_at = heard_at = time.monotonic()
+        moved = -1
+        lines = _Lines(host)
+        limit, stall = int(arguments.get("follow_seconds", 0)), int(arguments.get("stall_seconds", 0))
+        for pause in _pauses():
+            try:
+                state = self._call({"name": arguments["name"], "state": "queried"}, variables)
+                heard_at = time.monotonic()
+            except AnsibleConnectionFailure:
+                if time.monotonic() - heard_at > _LOST_CONTACT_S:
+                    raise
+                time.sleep(pause)
+                continue
+            if state.get("failed") or not state["active"]:
+                return state
+            progress = state["progress"] or {}
+            if progress.get("bytes_done", 0) != moved:
+                moved, moved_at = progress.get("bytes_done", 0), time.monotonic()
+            lines.show(progress)
+            now = time.monotonic()
+            if (limit and now - begun > limit) or (stall and now - moved_at > stall):
+                return state
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between two questions: quick for short jobs, gentle for long ones."""
+    pause = 0.5
+    while True:
+        yield pause
+        pause = min(pause * 1.4, 10.0)
+
+
+class _Lines:
+    """A line every 15 s on a terminal; elsewhere one for every 5 % that were gained."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._shown_at = time.monotonic()
+        self._percent = -1
+
+    def show(self, progress: dict[str, Any]) -> None:
+        if not progress.get("bytes_total"):
+            return
+        percent = 100 * progress["bytes_done"] // progress["bytes_total"]
+        now = time.monotonic()
+        if sys.stdout.isatty():
+            due = now - self._shown_at >= _LINE_EVERY_S
+        else:
+            due = percent // _STEP_PERCENT > self._percent // _STEP_PERCENT
+        if due:
+            self._shown_at, self._percent = now, percent
+            display.display(f"[{self._host}] {progress['line']}")
+
+
+def _goes_on(unit: str) -> str:
+    return (
+        f"{unit} goes on without this play.\n"
+        f"  watch:     journalctl -fu {unit}\n"
+        "  re-attach: run the same playbook again\n"
+        f"  end it:    sudo systemctl stop {unit}"
+    )
+
+
+def _verdict(state: dict[str, Any], started: dict[str, Any]) -> dict[str, Any]:
+    """The task's result from the last answer about the job."""
+    unit = started["unit"]
+    if state.get("failed"):
+        return state
+    if state["active"]:
+        return {"failed": True, "msg": f"found: still running\nneeded: its end\ndo: {_goes_on(unit)}"}
+    result = state["result"] if isinstance(state["result"], dict) else {}
+    if state["exit"] and state["exit"][0] == "success" and result.get("ok", True):
+        return {"changed": bool(result.get("changed", True)), "result": result, "unit": unit}
+    problems = result.get("problems") or []
+    how = " ".join(state["exit"] or ["no trace of its end: was the node restarted?"])
+    texts = [f"found: {p['found']}\nneeded: {p['needed']}\ndo: {p['do']}" for p in problems] or [
+        f"found: {unit} ended badly ({how})\nneeded: its success\ndo: journalctl -u {unit}",
+        *state["log"],
+    ]
+    return {"failed": True, "msg": "\n".join(texts), "result": result, "unit": unit}
