@@ -82,7 +82,7 @@ class Lock:
         )
         if not files:
             raise Problem(
-                found=f"none of {len(self.files)} files of {self.repo} matches {' '.join(wanted) or 'nothing'}",
+                found=f"no file of {self.repo} matches {' '.join(wanted) or 'nothing'}",
                 needed="patterns that match at least one file",
                 do="correct the patterns (--include, or include: of the profile)",
                 code="lock-empty",
