@@ -81,7 +81,8 @@ def require_all(needs: Iterable[Need], margin: int = 0) -> list[dict[str, Any]]:
     code disk-full that names every filesystem which is too small. A filesystem where nothing is to be
     written is not asked for its margin.
     """
-    rows, short = [], []
+    rows: list[dict[str, Any]] = []
+    short: list[dict[str, Any]] = []
     for mount, wanted in by_filesystem(need for need in needs if need.bytes > 0).items():
         total, free = sum(need.bytes for need in wanted) + margin, free_bytes(mount)
         parts = [f"{need.what} {size(need.bytes)}" for need in wanted]
@@ -98,11 +99,8 @@ def require_all(needs: Iterable[Need], margin: int = 0) -> list[dict[str, Any]]:
                 f"{size(row['needed'])} ({row['needed']} bytes) on {row['mount']}: {row['what']}"
                 for row in short
             ),
-            do="; ".join(
-                f"free {size(row['needed'] - row['free'])} on {row['mount']} (look: sudo du -xh -d2 {row['mount']})"
-                for row in short
-            )
-            + ", or mount a larger disk there, then run the same again",
+            do="; ".join(f"free {size(row['needed'] - row['free'])} on {row['mount']}" for row in short)
+            + " (sudo du -xh -d2 MOUNT shows what takes the room), then run the same again",
             code="disk-full",
         )
     return rows
