@@ -1,7 +1,7 @@
 """Hashes of big files: all cores, reading and hashing at the same time, the page cache left as it was.
 
-Files are read with O_DIRECT, past the page cache (see `pagecache`). Where a filesystem doesn't offer it,
-each window is read the ordinary way and those of its pages that weren't cached before are dropped.
+What is not in the page cache is read with O_DIRECT, past it (see `pagecache`). Where a filesystem doesn't
+offer that, each block is read the ordinary way and those of its pages that weren't cached before are dropped.
 `hashlib` and `preadv` both release the GIL, so threads are enough. One sha256 can't be split, so the
 largest file is begun first.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _BLOCK = 2 << 20  # bytes of one read
+_PIECE = 256 << 10  # bytes of one read out of the page cache
 _DEPTH = 4  # blocks in flight for one file
 _READERS = 2  # reads of one file at the same time
 _ALIGNMENT = 4096
@@ -179,94 +179,105 @@ def _settled_stat(fd: int) -> os.stat_result:
 
 
 def _blocks(fd: int, size: int, direct: bool) -> Iterator[memoryview]:
-    """The file's content in order. A block is good until the next one is asked for."""
-    source = _Source(fd, size, direct)
-    depth = max(1, min(_DEPTH, -(-size // _BLOCK)))
+    """The file's content in order. A piece is good until the next one is asked for."""
     with contextlib.ExitStack() as stack:
-        buffers = [mmap.mmap(-1, _BLOCK) for _ in range(depth)]
-        views = [memoryview(buffer) for buffer in buffers]
-        for view, buffer in zip(views, buffers, strict=True):
-            stack.callback(buffer.close)
-            stack.callback(view.release)
-        if size <= _BLOCK:
-            yield from _whole(source, views[0], size)
-            return
+        source = _Source(fd, size, direct)
+        stack.callback(source.close)
+        # Memory maps are aligned as O_DIRECT needs it. They are freed when the last view of them is gone.
+        depth = max(1, min(_DEPTH, -(-size // _BLOCK)))
+        views = [memoryview(mmap.mmap(-1, _BLOCK)) for _ in range(depth)]
         pool = ThreadPoolExecutor(min(_READERS, depth), thread_name_prefix="read")
         stack.callback(pool.shutdown, cancel_futures=True)
         offsets = iter(range(0, size, _BLOCK))
-        flying: deque[tuple[Future[int], memoryview]] = deque()
+        flying: deque[tuple[int, memoryview, Future[int] | None]] = deque()
 
         def send(view: memoryview) -> None:
             offset = next(offsets, None)
             if offset is not None:
-                flying.append((pool.submit(source.read, view, offset), view))
+                cached = source.is_cached(offset)
+                flying.append((offset, view, None if cached else pool.submit(source.read, view, offset)))
 
         for view in views:
             send(view)
         while flying:
-            reading, view = flying.popleft()
-            with view[: reading.result()] as filled:
-                yield filled
+            offset, view, reading = flying.popleft()
+            if reading is None:
+                yield from source.cached_pieces(view, offset)
+            else:
+                yield view[: reading.result()]
             send(view)
 
 
-def _whole(source: _Source, view: memoryview, size: int) -> Iterator[memoryview]:
-    if size:
-        with view[: source.read(view, 0)] as filled:
-            yield filled
-
-
 class _Source:
-    """Reads blocks of one file, from several threads, without leaving them in the page cache."""
+    """Reads blocks of one file, from several threads, and leaves the page cache as it was.
+
+    What is in the page cache already is taken from there, in pieces that stay in the processor's own
+    cache; the rest comes past it.
+    """
 
     def __init__(self, fd: int, size: int, direct: bool) -> None:
         self._fd = fd
         self._size = size
-        self._direct = direct and self._switch(on=True)
-        if not self._direct:
-            self._plain()
+        self._knows_cache = pagecache.is_told_truth(fd)
+        self._direct_fd: int | None = None
+        if direct:
+            with contextlib.suppress(OSError):  # not every filesystem has O_DIRECT
+                self._direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        # No read-ahead: it would bring in pages beyond the block that we look at.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def close(self) -> None:
+        if self._direct_fd is not None:
+            os.close(self._direct_fd)
+
+    def is_cached(self, offset: int) -> bool:
+        """Whether the whole block at `offset` is in the page cache."""
+        return self._knows_cache and pagecache.is_cached(self._fd, offset, self._length(offset))
+
+    def cached_pieces(self, view: memoryview, offset: int) -> Iterator[memoryview]:
+        """The block at `offset`, from the page cache, in small pieces."""
+        end = offset + self._length(offset)
+        while offset < end:
+            count = os.preadv(self._fd, [view[: min(_PIECE, end - offset)]], offset)
+            _expect(count)
+            yield view[:count]
+            offset += count
 
     def read(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset`, up to the end of the file. Returns the number of bytes."""
-        want = min(len(view), self._size - offset)
+        """Fill `view` with the block at `offset`. Returns the number of bytes."""
+        want = self._length(offset)
         got = 0
         while got < want:
             count = self._read_some(view, offset, got, want)
-            if count == 0:
-                raise OSError(errno.EIO, "the file became shorter while it was read")
+            _expect(count)
             got = min(got + count, want)
         return got
 
+    def _length(self, offset: int) -> int:
+        return min(_BLOCK, self._size - offset)
+
     def _read_some(self, view: memoryview, offset: int, got: int, want: int) -> int:
-        if self._direct and got % _ALIGNMENT == 0:
+        if self._direct_fd is not None and got % _ALIGNMENT == 0:
             try:
-                return os.preadv(self._fd, [view[got:]], offset + got)
+                return os.preadv(self._direct_fd, [view[got:]], offset + got)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-        if self._direct:
-            self._plain()
         start = (offset + got) // mmap.PAGESIZE * mmap.PAGESIZE
-        brought_in = pagecache.absent_ranges(self._fd, start, offset + want - start)
+        length = offset + want - start
+        brought_in = (
+            pagecache.absent_ranges(self._fd, start, length) if self._knows_cache else [(start, length)]
+        )
         count = os.preadv(self._fd, [view[got:want]], offset + got)
-        for first, length in brought_in:
-            pagecache.drop(self._fd, first, length)
+        for first, extent in brought_in:
+            pagecache.drop(self._fd, first, extent)
         return count
 
-    def _plain(self) -> None:
-        self._switch(on=False)
-        self._direct = False
-        # No read-ahead: it would bring in pages beyond the window that we look at.
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def _switch(self, *, on: bool) -> bool:
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~(os.O_NONBLOCK | os.O_DIRECT)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
-        except OSError:
-            return False
-        return True
+def _expect(count: int) -> None:
+    if count == 0:
+        raise OSError(errno.EIO, "the file became shorter while it was read")
 
 
 def _not_plain(path: Path) -> Problem:
