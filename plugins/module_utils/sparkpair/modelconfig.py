@@ -1,0 +1,128 @@
+"""A checkpoint's config.json, read strictly: each fault names the key, its value and what it must be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .problem import Problem
+
+FAMILY = "deepseek_v41"
+_TEXT_FAMILY = "deepseek_v41_text"
+_LARGEST = 4 * 2**20
+_DO = "take config.json from the checkpoint of the profile again (sparkpair verify names a changed file)"
+
+
+class Section:
+    """One object of the configuration, with the path that leads to it (for messages)."""
+
+    def __init__(self, values: Mapping[str, Any], source: str, path: str = "") -> None:
+        self.values = values
+        self.source = source
+        self.path = path
+
+    def wrong(self, key: str, value: object, needed: str) -> Problem:
+        """The Problem of one key: `value` is what stands there."""
+        return Problem(
+            found=f"{self.source}: {self.path}{key} is {value!r:.80}",
+            needed=f"{self.path}{key}: {needed}",
+            do=_DO,
+            code="config-wrong",
+        )
+
+    def required(self, key: str, needed: str) -> Any:
+        """The value of `key`; a Problem naming the key when it is absent."""
+        if key not in self.values:
+            raise Problem(
+                found=f"{self.source} has no {self.path}{key}",
+                needed=f"{self.path}{key}: {needed}",
+                do=_DO,
+                code="config-missing",
+            )
+        return self.values[key]
+
+    def whole(self, key: str, least: int, most: int) -> int:
+        """A whole number within bounds; true and 64.0 are not whole numbers."""
+        needed = f"a whole number from {least} to {most}"
+        value = self.required(key, needed)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(key, value, needed)
+        return value
+
+    def number(self, key: str, above: float) -> float:
+        """A finite number greater than `above`."""
+        needed = f"a number above {above:g}"
+        value = self.required(key, needed)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < math.inf:
+            raise self.wrong(key, value, needed)
+        return float(value)
+
+    def word(self, key: str, *older_keys: str) -> str:
+        """A text, under `key` or under a name that older files use for it."""
+        key = next((name for name in (key, *older_keys) if name in self.values), key)
+        value = self.required(key, "a text")
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def section(self, key: str) -> Section:
+        """The object under `key`."""
+        value = self.required(key, "an object")
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, value, "an object")
+        return Section(value, self.source, f"{self.path}{key}.")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Decode a config.json. Raises Problem when it is absent, huge, not JSON or no object."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise Problem(
+                found=f"{path} has {path.stat().st_size} bytes",
+                needed=f"a configuration of at most {_LARGEST} bytes",
+                do="name the config.json of the checkpoint",
+                code="config-unreadable",
+            )
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _unreadable(path, "is absent") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise _unreadable(path, f"is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise _unreadable(path, f"holds a {type(config).__name__}")
+    return config
+
+
+def _unreadable(path: Path, what: str) -> Problem:
+    return Problem(
+        found=f"{path} {what}",
+        needed="the config.json of a checkpoint: one JSON object",
+        do=_DO,
+        code="config-unreadable",
+    )
+
+
+def text_section(config: Mapping[str, Any], source: str = "config.json") -> Section:
+    """The language model's part: `text_config` where there is one, else the configuration itself.
+
+    Raises Problem (key `model_type`) when the checkpoint is of another family.
+    """
+    top = Section(config, source)
+    nested = "text_config" in config
+    if nested or top.word("model_type") != _TEXT_FAMILY:
+        _same_family(top, (FAMILY,))
+    if not nested:
+        return top
+    text = top.section("text_config")
+    if "model_type" in text.values:
+        _same_family(text, (FAMILY, _TEXT_FAMILY))
+    return text
+
+
+def _same_family(section: Section, allowed: tuple[str, ...]) -> None:
+    family = section.word("model_type")
+    if family not in allowed:
+        raise section.wrong("model_type", family, f'"{allowed[-1]}": these tables are of that family')
