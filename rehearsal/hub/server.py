@@ -73,7 +73,7 @@ class Hub:
         self.url = f"http://{address}:{self._site.server_port}"
         self.cdn = f"http://{address}:{self._storage.server_port}"
         self._threads = [
-            threading.Thread(target=server.serve_forever, args=(0.05,), name=name, daemon=True)
+            threading.Thread(target=server.serve_forever, args=(0.02,), name=name, daemon=True)
             for server, name in ((self._site, "hub-site"), (self._storage, "hub-storage"))
         ]
 
@@ -204,6 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.status = 0
         self.rule: Rule | None = None
         self.out = Body(self.connection, self.hub.closing)
+        is_control = self.url_path.startswith(CONTROL)
+        self.under_way = None if is_control else self.hub.log.begin()
         try:
             self.answer()
         except Refusal as refusal:
@@ -214,8 +216,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(Refusal(500, f"the stand-in hub failed: {error!r}"))
             raise
         finally:
-            if not self.url_path.startswith(CONTROL):
+            if not is_control:
                 self._record(begun)
+                self.hub.log.let_go(self.under_way)
 
     def _record(self, begun: float) -> None:
         self.hub.log.add(
@@ -273,6 +276,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.head(200, said)
             return
         self.rule = self.hub.modes.take(BODY_MODES, "GET", entry.path, span=extent, size=entry.size)
+        if self.rule and self.rule.mode in {"stall", "slow"}:
+            self.hub.log.let_go(self.under_way)
         self.head(200 if span is None else 206, said)
         if not self.out.send(entry.disk, extent, self.rule):
             self.close_connection = True
