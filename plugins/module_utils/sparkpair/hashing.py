@@ -83,15 +83,17 @@ def digest_file(
     *,
     follow: bool = False,
     direct: bool = True,
+    evict: bool = False,
     on_bytes: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Digest:
-    """Hash the plain file `path`.
+    """Hash the plain file `path`; what of it was not on the disk yet is there when this returns.
 
     Args:
         path: the file; a symbolic link is refused unless `follow`.
         algorithm: "sha256" or "git_blob_sha1".
         direct: False reads through the page cache and drops what it brought in.
+        evict: let the page cache go of the whole file afterwards (it was just written).
         on_bytes: called with the number of bytes hashed since the last call.
         stop: when set, the work ends with KeyboardInterrupt at the next block.
 
@@ -101,6 +103,7 @@ def digest_file(
     """
     fd = _open_plain(path, follow)
     try:
+        pagecache.start_writeback(fd)
         before = _settled_stat(fd)
         digest = new_hash(algorithm, before.st_size)
         for block in _blocks(fd, before.st_size, direct):
@@ -109,6 +112,9 @@ def digest_file(
             digest.update(block)
             if on_bytes:
                 on_bytes(len(block))
+        os.fsync(fd)  # else a receipt could outlive, over a power cut, the bytes that it vouches for
+        if evict:
+            pagecache.drop(fd)
         after = os.fstat(fd)
     finally:
         os.close(fd)
@@ -122,6 +128,7 @@ def digest_files(
     *,
     threads: int | None = None,
     direct: bool = True,
+    evict: bool = False,
     on_bytes: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Job, Digest | Problem | OSError]]:
     """Hash many files on all cores, the largest first. Yields each as it is done, a fault in its place."""
@@ -135,6 +142,7 @@ def digest_files(
                 job.algorithm,
                 follow=job.follow,
                 direct=direct,
+                evict=evict,
                 on_bytes=on_bytes,
                 stop=stop,
             ): job

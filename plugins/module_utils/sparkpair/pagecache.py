@@ -33,6 +33,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _libc.syscall.restype = ctypes.c_long
 _CACHESTAT = 451  # the same number on x86-64 and aarch64; Linux 6.5 and newer
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -119,12 +120,6 @@ def drop(fd: int, offset: int = 0, length: int = 0) -> None:
             raise
 
 
-def drop_file(path: Path, *, sync: bool = False) -> None:
-    """Let go of all cached pages of `path`; with `sync`, write the dirty ones to disk first."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if sync:
-            os.fsync(fd)
-        drop(fd)
-    finally:
-        os.close(fd)
+def start_writeback(fd: int) -> None:
+    """Ask for the file's dirty pages to be written, without waiting for it."""
+    _libc.sync_file_range(fd, 0, 0, 2)  # SYNC_FILE_RANGE_WRITE; where it fails, fsync does the work

@@ -1,0 +1,70 @@
+"""`sparkpair verify`: does a folder hold what its lock names?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .. import locks, verify
+from ..console import size
+from ..problem import Problem
+
+
+def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "verify",
+        help="check a folder against its lock",
+        description="Compare each file with its lock, by its receipt or else byte by byte on all cores.",
+    )
+    parser.add_argument("--lock", required=True, metavar="FILE", help="the lock; - reads it from stdin")
+    parser.add_argument("--dir", required=True, type=Path, metavar="DIR", help="the folder")
+    parser.add_argument(
+        "--full", action="store_true", help="read every byte again, whatever the receipts say"
+    )
+    parser.add_argument(
+        "--only-listed",
+        action="store_true",
+        help="look at the lock's files alone, not for strays and other people's files",
+    )
+    parser.add_argument("--follow-links", action="store_true", help="take a link for the file it leads to")
+    parser.add_argument("--evict", action="store_true", help="drop what was read from the page cache")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 if all is as the lock says, else 1."""
+    lock = _from_stdin() if args.lock == "-" else locks.load(Path(args.lock))
+    report = verify.verify(
+        lock,
+        args.dir,
+        full=args.full,
+        only_listed=args.only_listed,
+        follow_links=args.follow_links,
+        evict=args.evict,
+        quiet=args.quiet,
+    )
+    if args.json:
+        print(json.dumps(report.as_dict()))
+    elif report.ok:
+        read = f"{size(report.bytes)} read" if report.bytes else "by receipts"
+        print(f"{args.dir}: {report.checked} files, {size(lock.total_bytes)}, as the lock says ({read})")
+    if not report.ok and not args.json:
+        for problem in report.problems:
+            print(f"problem ({problem.code})\n{problem}\n", file=sys.stderr)
+    return 0 if report.ok else 1
+
+
+def _from_stdin() -> locks.Lock:
+    try:
+        return locks.parse(json.load(sys.stdin), "stdin")
+    except (ValueError, RecursionError) as error:
+        raise Problem(
+            found=f"what stdin gave is no lock: {error}",
+            needed="a lock as JSON",
+            do="sparkpair verify --lock - --dir DIR < LOCK",
+            code="lock-bad",
+        ) from None
