@@ -1,0 +1,74 @@
+"""A lock file and the Hub: written on first use, kept from then on, refreshed only when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import atomic, hub, locks
+from .locks import Lock
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What `pin` found and did.
+
+    Args:
+        path: the lock file.
+        lock: what holds from now on (in a dry run: what would hold).
+        lines: how the Hub differs from the file as it was, for a person; empty where it was not asked.
+        changed: whether the file was written (in a dry run: would be).
+        before, after: its text before and now, for a diff; "" before where there was no file.
+    """
+
+    path: Path
+    lock: Lock
+    lines: tuple[str, ...]
+    changed: bool
+    before: str
+    after: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "changed": self.changed,
+            "path": str(self.path),
+            "repo": self.lock.repo,
+            "revision": self.lock.revision,
+            "files": len(self.lock.files),
+            "bytes": self.lock.total_bytes,
+            "difference": list(self.lines),
+        }
+
+
+def pin(
+    path: Path,
+    repo: str,
+    revision: str,
+    *,
+    include: Iterable[str] = (),
+    refresh: bool = False,
+    look: bool = False,
+    dry_run: bool = False,
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> Pinned:
+    """The lock at `path`; where it is missing, or `refresh` is said, as the Hub has it now.
+
+    An existing lock is trusted without asking the Hub, unless `look` (compare and say) or `refresh`
+    (compare and write). Raises Problem for a bad lock file or as `hub.resolve` does.
+    """
+    old = locks.load(path) if path.exists() else None
+    before = path.read_text(encoding="utf-8") if old else ""
+    if old and not (refresh or look):
+        return Pinned(path, old, (), False, before, before)
+    new = hub.resolve(repo, revision, include=include, token=token, endpoint=endpoint)
+    lines = tuple(locks.describe_difference(old, new))
+    if old and not (refresh and lines):
+        return Pinned(path, old, lines, False, before, before)
+    after = locks.dump(new)
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(path, after)
+    return Pinned(path, new, lines, True, before, after)
