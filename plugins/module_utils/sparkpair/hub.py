@@ -210,6 +210,13 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     return min(max(seconds, 0.0), LONGEST_WAIT_S)
 
 
+def check_lock_access(lock: Lock, *, token: str | None = None, endpoint: str | None = None) -> dict[str, Any]:
+    """`check_access` for the smallest real file of a lock: that it may be read, and is the locked one."""
+    entry = min(lock.files, key=lambda file: (file.size == 0, file.size, file.path))
+    found = check_access(lock.repo, lock.revision, entry.path, token=token, endpoint=endpoint, expected=entry)
+    return {"repo": lock.repo, "path": entry.path, **found}
+
+
 class _Headers(dict[str, str]):
     """Header fields by name, whatever its case."""
 
