@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,12 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import atomic, paths
+from . import atomic, paths, systemd
 from .console import PROGRESS_FILE, progress_line
 from .problem import Problem
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}\Z")
-_LOG_LINES = 25
 
 
 @dataclass(frozen=True)
@@ -154,13 +152,7 @@ def _require_same_request(job: Job) -> None:
 
 def is_active(unit: str) -> bool:
     """Whether systemd holds the unit as running, starting or stopping."""
-    shown = subprocess.run(
-        ["systemctl", "show", "--property=ActiveState", "--value", unit],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return shown.stdout.strip() in {"active", "activating", "deactivating", "reloading"}
+    return systemd.state(unit).active in {"active", "activating", "deactivating", "reloading"}
 
 
 def query(name: str, base: Path = paths.JOBS) -> dict[str, Any]:
@@ -182,7 +174,7 @@ def query(name: str, base: Path = paths.JOBS) -> dict[str, Any]:
         "log": [],
     }
     if not active and (not ended or not ended.startswith("success")):
-        state["log"] = _last_lines(job.unit)
+        state["log"] = systemd.last_lines(job.unit)
     return state
 
 
@@ -208,14 +200,3 @@ def _read_json(path: Path) -> Any:
         return json.loads(text) if text else None
     except ValueError:
         return None
-
-
-def _last_lines(unit: str) -> list[str]:
-    shown = subprocess.run(
-        ["journalctl", "--no-pager", "--output=cat", f"--lines={_LOG_LINES}", "--unit", unit],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-    )
-    return shown.stdout.splitlines()

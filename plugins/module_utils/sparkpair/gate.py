@@ -1,0 +1,159 @@
+"""What must hold on a node right before its rank starts. Run by the unit at each start, not once by a play.
+
+Files by receipt (nothing is served that no lock vouches for), the kit, memory, the link as it is now, and
+the container's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import atomic, link, locks, pairfile, paths, staging
+from .console import gib
+from .dockercli import Docker
+from .inputs import report
+from .preflight import meminfo
+from .problem import Problem
+from .ranks import RANK_LABEL, name_of
+
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+_WAIT_FOR_MEMORY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """/etc/sparkpair/rank.json: what this node's rank needs.
+
+    Args:
+        vouched: (lock file, folder) pairs.
+        memory_bytes: what the rank will take; MemFree and MemAvailable must hold it.
+        root: stands in for / where a rehearsed tree has the device and memory facts.
+    """
+
+    rank: int
+    vouched: tuple[tuple[Path, Path], ...]
+    memory_bytes: int
+    root: Path
+
+    @classmethod
+    def load(cls, path: Path) -> Order:
+        try:
+            raw = json.loads(path.read_text())
+            return cls(
+                int(raw["rank"]),
+                tuple((Path(lock), Path(folder)) for lock, folder in raw["vouched"]),
+                int(raw["memory_bytes"]),
+                Path(raw["root"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Problem(
+                found=f"{path}: {error}",
+                needed="the order that role ranks writes",
+                do="ansible-playbook site.yml --tags ranks",
+                code="rank-order",
+            ) from error
+
+
+def open_for(order: Order, docker: Docker | None = None) -> list[str]:
+    """Check everything, clear a stale container, write the link's variables. Returns what was looked at.
+
+    Raises Problem with all that stands in the way.
+    """
+    engine = docker or Docker()
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("files", lambda: require_vouched(order)),
+        ("memory", lambda: require_memory(order)),
+        ("link", lambda: write_link(order)),
+        ("container", lambda: clear_container(order.rank, engine)),
+    ]
+    problems = []
+    for _, step in steps:
+        try:
+            step()
+        except Problem as problem:
+            problems.append(problem)
+    combined = report(problems)
+    if combined:
+        raise combined
+    return [name for name, _ in steps]
+
+
+def require_vouched(order: Order) -> None:
+    """Every file that a lock names is there with a receipt for that very content."""
+    problems = []
+    for lock_file, folder in order.vouched:
+        survey = staging.survey(locks.load(lock_file), folder)
+        bad = [entry.path for entry in (*survey.missing, *survey.unread)]
+        if bad:
+            problems.append(
+                Problem(
+                    found=f"{folder}: {locks.listed(bad)} missing or changed since verified",
+                    needed=f"every file of {lock_file.name}, as verified",
+                    do="ansible-playbook site.yml brings back what is missing and verifies it",
+                    code="not-vouched",
+                )
+            )
+    combined = report(problems)
+    if combined:
+        raise combined
+
+
+def require_memory(order: Order, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Room for the rank: MemAvailable says whether it can be had, MemFree whether the GPU gets it now.
+
+    The driver of a GB10 allocates from MemFree and does not push the page cache out (field report 53),
+    so the cache is dropped here, only here, and only where that helps.
+    """
+    values = meminfo(order.root)
+    if values.get("MemAvailable", 0) < order.memory_bytes:
+        raise _short(order, values, "stop what uses it: ps -eo rss,pid,comm --sort=-rss | head; nvidia-smi")
+    if values.get("MemFree", 0) >= order.memory_bytes:
+        return
+    os.sync()
+    _DROP_CACHES.write_text("3\n")
+    deadline = time.monotonic() + _WAIT_FOR_MEMORY_S
+    while values.get("MemFree", 0) < order.memory_bytes:
+        if time.monotonic() > deadline:
+            raise _short(order, values, "the page cache was dropped and memory stays taken: reboot this node")
+        sleep(1.0)
+        values = meminfo(order.root)
+
+
+def _short(order: Order, values: dict[str, int], do: str) -> Problem:
+    free, available = values.get("MemFree", 0), values.get("MemAvailable", 0)
+    return Problem(
+        found=f"MemFree {gib(free)}, MemAvailable {gib(available)} before rank {order.rank} starts",
+        needed=f"{gib(order.memory_bytes)} of each: {gib(max(order.memory_bytes - available, 0))} more available",
+        do=do,
+        code="memory-short",
+    )
+
+
+def write_link(order: Order) -> None:
+    """The rank's link variables from the devices as they are at this start (field report 9)."""
+    pair = pairfile.load()
+    found = link.read_link(order.root, rails=len(pair.me.rails), pair=pair)
+    text = link.environment_text(link.environment(found))
+    atomic.write_text(paths.RUN / f"rank{order.rank}.env", text)
+
+
+def clear_container(rank: int, docker: Docker) -> None:
+    """Remove what a killed start left of our rank; a stranger's container of that name is an error."""
+    name = name_of(rank)
+    listed = docker.run("ps", "--all", "--no-trunc", "--filter", f"name=^/{name}$", "--format", "{{json .}}")
+    for line in listed.splitlines():
+        entry: dict[str, Any] = json.loads(line)
+        if f"{RANK_LABEL}={rank}" not in entry["Labels"].split(","):
+            raise Problem(
+                found=f"a container {name} that is not ours (image {entry['Image']}, {entry['Status']})",
+                needed=f"the name {name} free",
+                do=f"look at it: docker inspect {name}; if it may go: docker rm -f {name}",
+                code="foreign-container",
+            )
+        docker.run("rm", "--force", str(entry["ID"]))

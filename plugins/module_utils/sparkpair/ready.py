@@ -1,0 +1,81 @@
+"""Waiting until the pair answers, and giving up early when a rank has died."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from . import api, ranks, systemd
+from .console import duration
+from .problem import Problem
+
+_PAUSE_S = 2.0
+# One try's own limit: a prompt this short that takes longer shows a pair that generates nothing.
+_TRY_S = 60.0
+
+
+def rank_report(rank: int) -> dict[str, Any]:
+    """How a rank's unit stands on this node, with its last lines when it does not run."""
+    unit = f"{ranks.name_of(rank)}.service"
+    state = systemd.state(unit)
+    return {
+        "unit": unit,
+        **asdict(state),
+        "runs": state.runs,
+        "log": [] if state.runs else systemd.last_lines(unit),
+    }
+
+
+def wait(
+    endpoint: api.Endpoint,
+    model: str,
+    limit_s: float,
+    reports: Callable[[], list[dict[str, Any]]],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Until a real completion comes back: {"seconds", "tries"}.
+
+    Raises Problem as soon as a rank's unit has ended, or at the limit with the last thing seen.
+
+    Args:
+        reports: gives `rank_report` of every rank, the other nodes' too.
+    """
+    begun = time.monotonic()
+    tries, wrong = 0, "nothing yet"
+    while True:
+        tries += 1
+        answer = api.probe(endpoint, model, _TRY_S)
+        if answer is None:
+            return {"seconds": round(time.monotonic() - begun, 1), "tries": tries}
+        wrong = answer
+        for report in reports():
+            if not report["runs"]:
+                raise _died(report)
+        if time.monotonic() - begun > limit_s:
+            raise Problem(
+                found=f"no right answer after {duration(limit_s)}; the last try: {wrong}",
+                needed=f"a completion of {model}",
+                do="journalctl -u 'sparkpair-rank*' on both; then ansible-playbook stop.yml and site.yml",
+                code="not-ready",
+            )
+        sleep(_PAUSE_S)
+
+
+def _died(report: dict[str, Any]) -> Problem:
+    log = "\n".join(report["log"][-15:])
+    return Problem(
+        found=f"{report['unit']} ended ({report['result']}, exit status {report['status']}). Its last lines:\n{log}",
+        needed="both ranks running",
+        do="correct what the last lines say, then ansible-playbook site.yml again",
+        code="rank-died",
+        host=report.get("host"),
+    )
+
+
+def report_json(rank: int) -> str:
+    """`rank_report` as the agent hands it to the head."""
+    return json.dumps(rank_report(rank))
