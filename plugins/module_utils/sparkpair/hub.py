@@ -262,7 +262,8 @@ def check_access(
         status, answer = _ask(request, address, timeout)
         if status not in PASSING or not tries_left:
             break
-        time.sleep(min(retry_after(answer) or 1.0, 10.0))
+        asked = retry_after(answer)
+        time.sleep(1.0 if asked is None else min(asked, 10.0))
     if status >= 400:
         raise refusal(
             status,
