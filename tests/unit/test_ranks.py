@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 import pytest
 from sparkpair import ranks
@@ -36,65 +37,22 @@ def words(serving: ranks.Serving, rank: int) -> list[str]:
 
 
 def test_rank_0_is_served_with_every_flag_spelled_out() -> None:
-    assert ranks.program(SERVING, 0) == [
-        "/opt/tensorfold/native/bin/tensorfold-native",
-        "serve",
-        "/var/lib/sparkpair/weights/dsv41-1017",
-        "--host",
-        "0.0.0.0",
-        "--port",
-        "8888",
-        "--name",
-        "DeepSeek-V4.1-Flash-1017",
-        "--api-key-file",
-        "/etc/sparkpair/api-keys",
-        "--context",
-        "1048576",
-        "--parallel",
-        "4",
-        "--thinking",
-        "--max-tokens",
-        "32768",
-        "--temperature",
-        "1",
-        "--top-p",
-        "0.95",
-        "--top-k",
-        "20",
-        "--backend",
-        "cuda",
-    ]
+    assert shlex.join(ranks.program(SERVING, 0)) == (
+        "/opt/tensorfold/native/bin/tensorfold-native serve /var/lib/sparkpair/weights/dsv41-1017 "
+        "--host 0.0.0.0 --port 8888 --name DeepSeek-V4.1-Flash-1017 --api-key-file /etc/sparkpair/api-keys "
+        "--context 1048576 --parallel 4 --thinking --max-tokens 32768 --temperature 1 --top-p 0.95 --top-k 20 "
+        "--backend cuda"
+    )
 
 
 def test_rank_1_mirrors_rank_0() -> None:
-    assert ranks.program(SERVING, 1) == [
-        "/opt/tensorfold/bin/tf-dsv41-lanes",
-        "/var/lib/sparkpair/weights/dsv41-1017",
-        "/var/lib/sparkpair/rank-cache/dsv41-1017-594020863810",
-        "1",
-        "2",
-        "10.20.0.1",
-        "29620",
-        "/var/lib/sparkpair/kit",
-        "--engram",
-        "/var/lib/sparkpair/engram/dsv41-1017",
-        "--token-map",
-        "/var/lib/sparkpair/fixtures/dsv41-1017/token_map.json",
-        "--pool",
-        "1048576",
-        "--rdma",
-        "${TF_RDMA_DEVICES}",
-        "--graphs",
-        "1",
-        "--side",
-        "1",
-        "--prefetch",
-        "1",
-        "--aio",
-        "1",
-        "--drafts",
-        "1",
-    ]
+    assert " ".join(ranks.program(SERVING, 1)) == (
+        "/opt/tensorfold/bin/tf-dsv41-lanes /var/lib/sparkpair/weights/dsv41-1017 "
+        "/var/lib/sparkpair/rank-cache/dsv41-1017-594020863810 1 2 10.20.0.1 29620 /var/lib/sparkpair/kit "
+        "--engram /var/lib/sparkpair/engram/dsv41-1017 "
+        "--token-map /var/lib/sparkpair/fixtures/dsv41-1017/token_map.json --pool 1048576 "
+        "--rdma ${TF_RDMA_DEVICES} --graphs 1 --side 1 --prefetch 1 --aio 1 --drafts 1"
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
