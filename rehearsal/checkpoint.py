@@ -546,12 +546,16 @@ def _content_key(sizes: Sizes) -> str:
 
 
 def _listing(root: Path) -> dict[str, list[int]]:
-    """Size and mtime of every file of the repositories built here."""
+    """Size and mtime of every file of the repositories built here.
+
+    A commit published since counts as a difference: a build brings back the known state.
+    """
     found = {}
     for repo in (PACK, ORIGINAL, EARLIER_PACK, EARLIER_ORIGINAL, OVERLAY):
-        for file in sorted((root / repo / "files").rglob("*")):
-            stat = file.stat()
-            found[file.relative_to(root).as_posix()] = [stat.st_size, stat.st_mtime_ns]
+        for file in sorted((root / repo).rglob("*")):
+            if file.is_file() and file.name != "hashes.json":
+                stat = file.stat()
+                found[file.relative_to(root).as_posix()] = [stat.st_size, stat.st_mtime_ns]
     return found
 
 
