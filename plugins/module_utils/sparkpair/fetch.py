@@ -498,7 +498,7 @@ class _Run:
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
-        stall = f"nothing moved for {self.options.stall_s:.0f} s"
+        stall = f"nothing moved for {self.options.stall_s:g} s"
         try:
             yield
         except HfHubHTTPError as error:

@@ -255,7 +255,7 @@ def check_access(
     headers = {"User-Agent": "sparkpair", "Accept-Encoding": "identity"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    request = urllib.request.Request(  # noqa: S310 - clean_endpoint lets only http and https through
+    request = urllib.request.Request(
         file_address(address, repo, revision, path), headers=headers, method="HEAD"
     )
     for tries_left in (2, 1, 0):
