@@ -58,7 +58,7 @@ seconds:
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.sparkpair import api, peer, ready
+from ansible.module_utils.sparkpair import api, pairstate, ready
 from ansible.module_utils.sparkpair_module import run_module
 
 
@@ -69,7 +69,7 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     endpoint = api.endpoint(params["host"], params["port"], key_file)
     if check_mode or params["wait_seconds"] == 0:
         return {"answers": api.probe(endpoint, params["model"], 60) is None}
-    return {"answers": True, **ready.wait(endpoint, params["model"], params["wait_seconds"], peer.reports)}
+    return {"answers": True, **ready.wait(endpoint, params["model"], params["wait_seconds"], pairstate.reports)}
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .inputs import truth
+from .pairfile import MASTER_PORT
 from .problem import Problem
 
-MASTER_PORT = 29620
 ENGINE = "/opt/tensorfold"
 RANK_LABEL = "sparkpair.rank"
 CONFIG_LABEL = "sparkpair.config"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from . import api, ranks, systemd
+from . import agent, api, ranks, systemd
 from .console import duration
 from .problem import Problem
 
@@ -76,6 +77,13 @@ def _died(report: dict[str, Any]) -> Problem:
     )
 
 
-def report_json(rank: int) -> str:
-    """`rank_report` as the agent hands it to the head."""
-    return json.dumps(rank_report(rank))
+def _agent_verb(words: Sequence[str]) -> int:
+    """`sparkpair agent rank-report RANK`: one JSON object on stdout."""
+    if len(words) != 1 or not re.fullmatch(r"\d{1,2}", words[0]):
+        print("rank-report takes one rank")
+        return 2
+    print(json.dumps(rank_report(int(words[0]))))
+    return 0
+
+
+agent.VERBS["rank-report"] = _agent_verb
