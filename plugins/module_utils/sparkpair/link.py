@@ -388,8 +388,9 @@ def _rail_problem(rail: Rail, choice: gid.Choice | None, planned: str | None) ->
 def _judge_mtu(report: Report, wanted: int, *, strict: bool) -> None:
     """Low MTUs as a warning, a MTU that is not the pair's as an error; the RDMA MTU follows the netdev's."""
     for at, rail in enumerate(report.rails):
-        settled = rail.mtu is None or rail.mtu == wanted or (rail.mtu > wanted and not strict)
-        if settled or rail.state in ("no-device", "down", "no-carrier"):
+        if rail.mtu is None or rail.state in ("no-device", "down", "no-carrier"):
+            continue
+        if rail.mtu == wanted or (rail.mtu > wanted and not strict):
             continue
         rdma = rail.active_mtu or sysfs.roce_mtu(rail.mtu)
         report.problems.append(
