@@ -205,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rule: Rule | None = None
         self.out = Body(self.connection, self.hub.closing)
         is_control = self.url_path.startswith(CONTROL)
-        self.under_way = None if is_control else self.hub.log.begin()
+        self.order = 0 if is_control else self.hub.log.begin()
         try:
             self.answer()
         except Refusal as refusal:
@@ -218,10 +218,11 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             if not is_control:
                 self._record(begun)
-                self.hub.log.let_go(self.under_way)
+                self.hub.log.let_go(self.order)
 
     def _record(self, begun: float) -> None:
         self.hub.log.add(
+            order=self.order,
             method=self.command,
             path=self.url_path,
             host="site" if isinstance(self, _Site) else "storage",
@@ -277,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.rule = self.hub.modes.take(BODY_MODES, "GET", entry.path, span=extent, size=entry.size)
         if self.rule and self.rule.mode in {"stall", "slow"}:
-            self.hub.log.let_go(self.under_way)
+            self.hub.log.let_go(self.order)
         self.head(200 if span is None else 206, said)
         if not self.out.send(entry.disk, extent, self.rule):
             self.close_connection = True
@@ -430,7 +431,8 @@ class _Site(_Handler):
         """The rehearsal's switches: GET mode and log, POST mode, token, revoke and publish."""
         if self.command == "GET" and what == "log":
             found = self.hub.log.entries(since=self.number("since", 0))
-            self.send_json({"requests": found, "next": found[-1]["seq"] if found else None})
+            newest = max((entry["seq"] for entry in found), default=self.number("since", 0))
+            self.send_json({"requests": found, "next": newest})
             return
         if self.command == "POST":
             self._order(what)

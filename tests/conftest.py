@@ -1,8 +1,0 @@
-"""Lets tests import the rehearsal, which runs from the checkout and is installed nowhere."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
