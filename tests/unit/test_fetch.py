@@ -289,6 +289,7 @@ def test_a_killed_fetch_goes_on_inside_its_files(site: Hub, lock: Lock, bring: B
         running.send_signal(signal.SIGKILL)
         running.wait()
     site.mode("ok")
+    settle(site)
     since = len(site.requests())
     outcome = bring()
     assert content(tmp_path / "weights") == FILES
@@ -296,6 +297,16 @@ def test_a_killed_fetch_goes_on_inside_its_files(site: Hub, lock: Lock, bring: B
     assert any(request["range"] for request in site.requests(since=since, method="GET"))
     assert site.bytes_sent(since=since) <= 0.45 * lock.total_bytes
     assert outcome.fetched_bytes == site.bytes_sent(since=since)
+
+
+def settle(site: Hub) -> None:
+    """Wait until the hub has noticed and logged the transfers that were cut off."""
+    until = time.monotonic() + 10
+    while len(site.requests(status=302, method="GET")) > sum(
+        request["host"] == "storage" for request in site.requests(method="GET")
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
