@@ -28,8 +28,9 @@ from . import paths
 
 Verb = Callable[[Sequence[str]], int]
 
-# Verbs by name: what `VERB ...` or `sparkpair agent VERB ...` runs. Each gets the words after its name, which it must check as
-# strictly as this module does, and returns an exit code. stdin and stdout are the peer's.
+# Verbs by name: what `VERB ...` or `sparkpair agent VERB ...` runs. Each gets the words after its name,
+# which it must check as strictly as this module does, and returns an exit code. stdin and stdout are the
+# peer's.
 VERBS: dict[str, Verb] = {}
 
 # Modules that add verbs when they are imported.

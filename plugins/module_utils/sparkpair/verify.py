@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import hashing
+from . import disk, hashing
 from .console import Progress
 from .locks import Lock, LockedFile, listed
 from .problem import Problem
@@ -43,7 +43,8 @@ class Report:
     """What `verify` found.
 
     `checked` counts the lock's files, `bytes` what was read of them now (0 when all had receipts).
-    `changed`: receipts were written. `bad` has the files that are not right, by path.
+    `changed`: receipts were written. `free_bytes` are left on the folder's filesystem. `bad` has the files
+    that are not right, by path.
     """
 
     checked: int = 0
@@ -51,6 +52,7 @@ class Report:
     changed: bool = False
     bad: dict[str, Bad] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    free_bytes: int = 0
 
     @property
     def ok(self) -> bool:
@@ -62,6 +64,7 @@ class Report:
             "changed": self.changed,
             "checked": self.checked,
             "bytes": self.bytes,
+            "free_bytes": self.free_bytes,
             "problems": [problem.as_dict() for problem in self.problems],
             "files": {path: bad.as_dict() for path, bad in sorted(self.bad.items())},
         }
@@ -88,7 +91,7 @@ def verify(
         threads: files hashed at a time; one a core by default.
         quiet: show no progress.
     """
-    report = Report(checked=len(lock.files))
+    report = Report(checked=len(lock.files), free_bytes=disk.free_bytes(directory))
     receipts = Receipts.open(directory)
     unread = []
     for entry in lock.files:

@@ -1,0 +1,667 @@
+"""A verified folder from one node to another, over the link: what the peer lacks, once, and verified there.
+
+Several streams of rsync over SSH, each with its own connection; the largest file first; the peer hashes a
+file as soon as it is there, while the next ones travel. A killed copy goes on where it stopped: whole files
+are known by the peer's receipts, half ones grow by appending, and the hash decides in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import hashing, pagecache, paths, verify
+from .console import Progress, size
+from .locks import Lock, LockedFile, dump
+from .peer import Connection, dying_with_us, end
+from .problem import Problem
+
+_BATCH_BYTES = 64 << 20  # smaller files travel together
+_MOST_STALLS = 3
+_POLL_S = 0.1
+_EVICT_EVERY_S = 2.0
+_MARGIN = 64 << 20  # bytes of the peer's disk that stay free
+# rsync's exit codes of a connection that broke: socket, protocol, timeouts, ssh. Worth another try.
+_BROKEN = {10, 12, 20, 30, 35, 255}
+
+
+class Way(Enum):
+    """How a file gets to its place."""
+
+    FRESH = "fresh"  # nothing is there: written in place, so that a killed copy can be resumed
+    RESUME = "resume"  # the beginning is there: the rest is appended
+    REPLACE = "replace"  # something else is there: written beside it, then renamed
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Files that one rsync takes at a time."""
+
+    files: tuple[LockedFile, ...]
+    way: Way
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+
+class Stalled(Exception):
+    """A flow whose bytes stopped moving, or whose connection broke. `sent` bytes had gone out."""
+
+    def __init__(self, why: str, sent: int) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+class Peer(Protocol):
+    """What replicate needs of the other side; see `SshPeer`. The methods are called from several threads."""
+
+    name: str
+
+    def verify(self, lock: Lock, *, only_listed: bool) -> dict[str, Any]:
+        """What `sparkpair verify --json` says of the peer's folder, plus "free_bytes" there."""
+
+    def send(
+        self,
+        stream: int,
+        source: Path,
+        parcel: Parcel,
+        on_bytes: Callable[[int], None],
+        stop: threading.Event,
+    ) -> int:
+        """Copy a parcel. Returns the bytes on the wire; raises Stalled or Problem."""
+
+
+@dataclass
+class Result:
+    """What was sent: files, their bytes and the bytes on the wire (all tries), and what was there already."""
+
+    files: int = 0
+    bytes: int = 0
+    wire_bytes: int = 0
+    kept_files: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ok": True,
+            "changed": self.files > 0,
+            "files": self.files,
+            "bytes": self.bytes,
+            "wire_bytes": self.wire_bytes,
+            "kept_files": self.kept_files,
+            "retries": self.retries,
+            "seconds": round(self.seconds, 3),
+            "rate": round(self.bytes / self.seconds) if self.seconds else 0,
+        }
+
+
+def replicate(
+    lock: Lock, source: Path, peer: Peer, *, streams: int | None = None, quiet: bool = False
+) -> Result:
+    """Bring the folder of `peer` to what `lock` says, from `source`.
+
+    Raises Problem before anything is sent when the source is not what its lock says (field report 37), or
+    the peer's folder holds what doesn't belong or has too little room; later when a file arrived wrong
+    twice or its flow stalled too often. The folder of the peer then keeps what is whole.
+    """
+    begun = time.monotonic()
+    with _in_background(lambda: peer.verify(lock, only_listed=False)) as answer:
+        _require_source(lock, source, quiet=quiet)
+    there = answer()
+    plan, present = plan_for(lock, there)
+    result = Result(kept_files=len(lock.files) - len(plan))
+    if plan:
+        _require_room(plan, present, there, peer.name)
+        count = streams or default_streams()
+        _Transfer(lock, source, peer, result, quiet=quiet).run(parcels(plan), present, count)
+        _raise_first(peer.verify(lock, only_listed=False), peer.name)
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def default_streams() -> int:
+    """One stream a core fills it, and the peer's verification wants some too."""
+    return max(1, min(4, hashing.cores()))
+
+
+def plan_for(lock: Lock, report: dict[str, Any]) -> tuple[dict[LockedFile, Way], int]:
+    """Which files have to go and how, from the peer's report; and how many of their bytes are there.
+
+    Raises Problem (with the peer's words) for faults of the folder that sending files doesn't cure.
+    """
+    states = report.get("files", {})
+    cured = {verify.MISSING, verify.WRONG_SIZE, verify.WRONG_HASH}
+    for problem in report.get("problems", []):
+        if problem["code"] not in cured:
+            raise _told(problem)
+    plan = {}
+    present = 0
+    for entry in lock.files:
+        state = states.get(entry.path)
+        if state is None:
+            continue
+        got = state.get("got")
+        if state["state"] == verify.MISSING:
+            plan[entry] = Way.FRESH
+        elif state["state"] == verify.WRONG_SIZE and isinstance(got, int) and 0 < got < entry.size:
+            plan[entry] = Way.RESUME
+            present += got
+        else:
+            plan[entry] = Way.REPLACE
+    return plan, present
+
+
+def parcels(plan: dict[LockedFile, Way]) -> list[Parcel]:
+    """The files as parcels, the largest first; small ones of one way together."""
+    result = [Parcel((entry,), way) for entry, way in plan.items() if entry.size >= _BATCH_BYTES]
+    for way in Way:
+        together: list[LockedFile] = []
+        for entry in sorted(entry for entry, wanted in plan.items() if wanted is way):
+            if entry.size >= _BATCH_BYTES:
+                continue
+            if together and sum(other.size for other in together) + entry.size > _BATCH_BYTES:
+                result.append(Parcel(tuple(together), way))
+                together = []
+            together.append(entry)
+        if together:
+            result.append(Parcel(tuple(together), way))
+    return sorted(result, key=lambda parcel: -parcel.size)
+
+
+@contextlib.contextmanager
+def _in_background(work: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """Run `work` in a thread; what is yielded waits for its result or raises its exception."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["value"] = work()
+        except BaseException as error:
+            outcome["error"] = error
+
+    def wait() -> Any:
+        thread.join()
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["value"]
+
+    thread = threading.Thread(target=run, name="ask", daemon=True)
+    thread.start()
+    yield wait
+
+
+def _require_source(lock: Lock, source: Path, *, quiet: bool) -> None:
+    report = verify.verify(lock, source, only_listed=True, follow_links=True, quiet=quiet)
+    if not report.ok:
+        first = report.problems[0]
+        more = f" (and {len(report.problems) - 1} more problems)" if len(report.problems) > 1 else ""
+        raise Problem(first.found + more, first.needed, first.do, code=f"source-{first.code}")
+
+
+def _require_room(plan: dict[LockedFile, Way], present: int, report: dict[str, Any], peer: str) -> None:
+    free = report.get("free_bytes")
+    needed = sum(entry.size for entry in plan) - present + _MARGIN
+    if isinstance(free, int) and free < needed:
+        raise Problem(
+            found=f"{size(free)} ({free} bytes) free on {peer}",
+            needed=f"{size(needed)} ({needed} bytes) for {len(plan)} files",
+            do=f"free {size(needed - free)} there, then run the same command again",
+            code="disk-full",
+            host=peer,
+        )
+
+
+def _raise_first(report: dict[str, Any], peer: str) -> None:
+    if not report.get("ok"):
+        for problem in report.get("problems", []):
+            raise _told(problem, peer)
+
+
+def _told(problem: dict[str, Any], host: str | None = None) -> Problem:
+    return Problem(
+        problem["found"], problem["needed"], problem["do"], code=problem["code"], host=problem["host"] or host
+    )
+
+
+@dataclass
+class _Board:
+    """What the streams and the verifier share. `open` counts the files that are not vouched for yet."""
+
+    waiting: deque[Parcel]
+    open: int
+    arrived: list[LockedFile] = field(default_factory=list)
+    fault: BaseException | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
+class _Transfer:
+    """One run: streams take parcels from the front, the verifier checks what arrived and gives back bad files."""
+
+    def __init__(self, lock: Lock, source: Path, peer: Peer, result: Result, *, quiet: bool) -> None:
+        self._lock = lock
+        self._source = source
+        self._peer = peer
+        self._result = result
+        self._quiet = quiet
+        self._stop = threading.Event()
+        self._stalls: Counter[str] = Counter()
+        self._bad: Counter[str] = Counter()
+
+    def run(self, work: Sequence[Parcel], present: int, streams: int) -> None:
+        files = sum(len(parcel.files) for parcel in work)
+        self._board = _Board(deque(work), files)
+        self._progress = Progress(
+            f"copy to {self._peer.name}", sum(parcel.size for parcel in work), files, quiet=self._quiet
+        )
+        self._progress.advance(present)
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._stream, number), name=f"stream{number}")
+            for number in range(min(streams, len(work)))
+        ]
+        threads.append(threading.Thread(target=self._guarded, args=(self._verifier,), name="verifier"))
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():  # so that Ctrl-C gets through
+                    thread.join(0.2)
+        except BaseException:
+            self._fail(KeyboardInterrupt())
+            raise
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+            self._progress.close()
+        if self._board.fault:
+            raise self._board.fault
+
+    def _guarded(self, work: Callable[..., None], *arguments: int) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._board.changed:
+            self._board.fault = self._board.fault or error
+            self._stop.set()
+            self._board.changed.notify_all()
+
+    def _over(self) -> bool:
+        return self._stop.is_set() or self._board.open == 0
+
+    def _stream(self, number: int) -> None:
+        while parcel := self._next():
+            try:
+                wire = self._peer.send(number, self._source, parcel, self._progress.advance, self._stop)
+            except Stalled as stall:
+                self._again(parcel, stall)
+                continue
+            with self._board.changed:
+                self._result.wire_bytes += wire
+                self._board.arrived += parcel.files
+                self._board.changed.notify_all()
+
+    def _next(self) -> Parcel | None:
+        with self._board.changed:
+            while not self._board.waiting and not self._over():
+                self._board.changed.wait()
+            return None if self._over() else self._board.waiting.popleft()
+
+    def _again(self, parcel: Parcel, stall: Stalled) -> None:
+        """Queue a parcel again after its flow broke; `_MOST_STALLS` times for one file."""
+        with self._board.changed:
+            if self._stop.is_set():
+                return
+            self._result.wire_bytes += stall.sent
+            self._result.retries += 1
+            for entry in parcel.files:
+                self._stalls[entry.path] += 1
+            worst = parcel.files[0].path
+            if self._stalls[worst] > _MOST_STALLS:
+                raise Problem(
+                    found=f"the copy of {worst} to {self._peer.name} broke {self._stalls[worst]} times: {stall}",
+                    needed="a link over which bytes keep moving",
+                    do="look at the link (sparkpair link), then run the same command again: it goes on there",
+                    code="copy-stalled",
+                    host=self._peer.name,
+                )
+            way = Way.REPLACE if parcel.way is Way.REPLACE else Way.RESUME
+            self._board.waiting.appendleft(replace(parcel, way=way))
+            self._progress.advance(note=f"retry {self._result.retries} ({stall})")
+            self._board.changed.notify_all()
+
+    def _verifier(self) -> None:
+        while batch := self._take_arrived():
+            report = self._peer.verify(replace(self._lock, files=tuple(sorted(batch))), only_listed=True)
+            bad = report.get("files", {})
+            for problem in report.get("problems", []):
+                if problem["code"] not in {verify.MISSING, verify.WRONG_SIZE, verify.WRONG_HASH}:
+                    raise _told(problem, self._peer.name)
+            with self._board.changed:
+                for entry in batch:
+                    if entry.path in bad:
+                        self._send_again(entry, bad[entry.path])
+                    else:
+                        self._result.files += 1
+                        self._result.bytes += entry.size
+                        self._progress.advance(files=1)
+                        self._board.open -= 1
+                self._board.changed.notify_all()
+
+    def _take_arrived(self) -> list[LockedFile]:
+        with self._board.changed:
+            while not self._board.arrived and not self._over():
+                self._board.changed.wait()
+            if self._stop.is_set():
+                return []
+            batch, self._board.arrived = self._board.arrived, []
+            return batch
+
+    def _send_again(self, entry: LockedFile, state: dict[str, Any]) -> None:
+        self._bad[entry.path] += 1
+        if self._bad[entry.path] > 1:
+            raise Problem(
+                found=f"{entry.path} arrived wrong twice on {self._peer.name}:"
+                f" {state['state']}, expected {state['expected']}, got {state['got']}",
+                needed="the bytes that its lock names",
+                do="look for errors of memory, disk or network card in the journals of both nodes",
+                code="copy-corrupt",
+                host=self._peer.name,
+            )
+        self._result.retries += 1
+        self._progress.advance(-entry.size, note=f"{entry.path} arrived wrong, sent again")
+        self._board.waiting.append(Parcel((entry,), Way.REPLACE))
+
+
+class SshPeer:
+    """The other side by SSH: rsync receives, `sparkpair verify` checks. Use as a context manager.
+
+    Args:
+        connections: the first one asks questions, the others carry one stream each.
+        folder: the peer's folder.
+        stall_s: seconds without a byte after which a flow is ended and tried again.
+    """
+
+    def __init__(self, connections: Sequence[Connection], folder: str, stall_s: float) -> None:
+        self.name = connections[0].address
+        self._asking, *self._streams = connections
+        self._folder = folder
+        self._stall_s = stall_s
+        self._program: str | None = None
+        self._one_question = threading.Lock()
+
+    def __enter__(self) -> SshPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in (self._asking, *self._streams):
+            connection.close()
+
+    def verify(self, lock: Lock, *, only_listed: bool) -> dict[str, Any]:
+        words = ["verify", "--lock", "-", "--dir", self._folder, "--json", "--quiet"]
+        # What was just written would stay in the page cache, at the expense of the GPU (field report 53).
+        words += ["--only-listed", "--evict"] if only_listed else []
+        with self._one_question:
+            return self._answer(words, dump(lock))
+
+    def _answer(self, words: list[str], stdin: str) -> dict[str, Any]:
+        own = str(Path(sys.argv[0]).absolute())
+        candidates = [str(paths.VENV / "bin/sparkpair"), "sparkpair", own]
+        said = ""
+        for program in [self._program] if self._program else candidates:
+            done = self._asking.run([program, *words], stdin)
+            if done.returncode in (126, 127) and "refused" not in done.stderr:
+                said = done.stderr
+                continue
+            self._program = program
+            return self._parsed(done)
+        raise Problem(
+            found=f"no sparkpair on {self.name}: {said.strip()[-200:]}",
+            needed=f"{candidates[0]}, or sparkpair on PATH",
+            do="ansible-playbook site.yml --tags host installs it",
+            code="peer-lacks-sparkpair",
+            host=self.name,
+        )
+
+    def _parsed(self, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+        try:
+            told = json.loads(done.stdout.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            told = None
+        if not isinstance(told, dict) or "ok" not in told:
+            said = (done.stderr or done.stdout).strip()[-300:]
+            raise Problem(
+                found=f"no answer from sparkpair verify on {self.name} (exit code {done.returncode}): {said}",
+                needed="its JSON object",
+                do="try it by hand there: sparkpair verify --lock LOCK --dir DIR --json",
+                code="peer-refused" if done.returncode == 126 else "peer-no-answer",
+                host=self.name,
+            )
+        return told
+
+    def send(
+        self,
+        stream: int,
+        source: Path,
+        parcel: Parcel,
+        on_bytes: Callable[[int], None],
+        stop: threading.Event,
+    ) -> int:
+        connection = self._streams[stream]
+        try:
+            connection.open()
+        except Problem as problem:
+            if problem.code != "link-unreachable":
+                raise
+            stop.wait(2.0)
+            raise Stalled(problem.found, 0) from None
+        cold = [path for path in (source / entry.path for entry in parcel.files) if _is_cold(path)]
+        process = subprocess.Popen(
+            [*dying_with_us(), *rsync_words(source, connection, self._folder, parcel.way, self._stall_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**_environment(), "LC_ALL": "C"},
+        )
+        try:
+            return self._follow(process, parcel, cold, on_bytes, stop)
+        except Stalled:
+            connection.close()  # nobody knows what hangs in it
+            raise
+        finally:
+            end(process)
+            _drop(cold)
+
+    def _follow(
+        self,
+        process: subprocess.Popen[bytes],
+        parcel: Parcel,
+        cold: list[Path],
+        on_bytes: Callable[[int], None],
+        stop: threading.Event,
+    ) -> int:
+        """Watch one rsync by the bytes that it writes. Returns the bytes on the wire."""
+        names = "".join(f"{entry.path}\0" for entry in parcel.files).encode()
+        output: dict[str, bytes] = {}
+        talk = threading.Thread(
+            target=lambda: output.update(zip("oe", process.communicate(names), strict=True))
+        )
+        talk.start()
+        moved, told, moved_at, dropped_at = 0, 0, time.monotonic(), time.monotonic()
+        while True:
+            talk.join(_POLL_S)
+            if not talk.is_alive():
+                break
+            now = time.monotonic()
+            count = _bytes_written(process.pid)
+            if count > moved:
+                moved, moved_at = count, now
+                step = min(moved, parcel.size) - told
+                told += step
+                on_bytes(step)
+            if stop.is_set() or now - moved_at > self._stall_s:
+                end(process)
+                talk.join()
+                on_bytes(-told)
+                if stop.is_set():
+                    raise Stalled("stopped", moved)
+                raise Stalled(f"no byte moved for {self._stall_s:.0f} s", moved)
+            if now - dropped_at > _EVICT_EVERY_S:
+                dropped_at = now
+                _drop(cold)
+        errors = output["e"].decode(errors="replace")
+        if process.returncode == 0:
+            on_bytes(parcel.size - told)
+            return wire_bytes(output["o"].decode(errors="replace"))
+        on_bytes(-told)
+        raise self._failure(process.returncode, errors, moved)
+
+    def _failure(self, code: int, errors: str, moved: int) -> Stalled | Problem:
+        said = " | ".join(line.strip() for line in errors.splitlines() if line.strip())[-400:]
+        if "No space left" in errors:
+            return Problem(
+                found=f"the disk of {self.name} is full: {said}",
+                needed="room for the folder",
+                do="free some there, then run the same command again: it goes on where it stopped",
+                code="disk-full",
+                host=self.name,
+            )
+        if "command not found" in errors or ("No such file or directory" in errors and code == 127):
+            return Problem(
+                found=f"no rsync on {self.name}: {said}",
+                needed="rsync 3.2.3 or newer on both nodes",
+                do="ansible-playbook site.yml --tags host installs it",
+                code="peer-lacks-rsync",
+                host=self.name,
+            )
+        if code in _BROKEN and "refused" not in errors:
+            return Stalled(f"rsync ended with {code}: {said}", moved)
+        return Problem(
+            found=f"rsync to {self.name} ended with {code}: {said}",
+            needed="a copy that ends well",
+            do=f"look at {self._folder} on {self.name} (owner, room), then run the same command again",
+            code="copy-failed",
+            host=self.name,
+        )
+
+
+def rsync_words(source: Path, connection: Connection, folder: str, way: Way, stall_s: float) -> list[str]:
+    """The command line of one rsync; it reads the names of its files from stdin, each ended by NUL.
+
+    Links are followed, so only plain files arrive. No compression, no delta pass and no checksum of its
+    own: the peer hashes every file afterwards (field report 50).
+    """
+    whole = ["--whole-file", "--checksum-choice=none"]
+    ways = {
+        Way.FRESH: [*whole, "--inplace"],
+        Way.RESUME: ["--append"],
+        Way.REPLACE: [*whole, "--ignore-times"],
+    }
+    return [
+        *("rsync", "--files-from=-", "--from0", "--copy-links", "--times", "--perms", "--chmod=D0755,F0644"),
+        *("--mkpath", "--stats", f"--timeout={max(1, round(stall_s))}", *ways[way]),
+        *("-e", connection.rsh, f"{source}/", f"{connection.rsync_host}:{folder}/"),
+    ]
+
+
+def wire_bytes(stats: str) -> int:
+    """The bytes that rsync's --stats says it sent."""
+    match = re.search(r"^Total bytes sent: ([0-9,.]+)$", stats, re.MULTILINE)
+    return int(re.sub(r"\D", "", match[1])) if match else 0
+
+
+def _bytes_written(pid: int) -> int:
+    """What a process has written so far, files and pipes together; 0 when it is gone."""
+    try:
+        match = re.search(r"^wchar: (\d+)$", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def _is_cold(path: Path) -> bool:
+    """Whether less than half of the file is in the page cache: then what the copy reads is dropped again."""
+    try:
+        return pagecache.resident_bytes(path) < path.stat().st_size / 2
+    except OSError:
+        return False
+
+
+def _drop(files: Sequence[Path]) -> None:
+    for path in files:
+        with contextlib.suppress(OSError), path.open("rb") as handle:
+            pagecache.drop(handle.fileno())
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
+
+
+@contextlib.contextmanager
+def single_flight(source: Path, target: str) -> Iterator[None]:
+    """Be the only copy of this folder to this target. Raises Problem "already-running".
+
+    The lock is a name in the kernel's abstract socket space: it goes with the process, however that ends.
+    """
+    digest = hashlib.sha256(f"{source.resolve()}\0{target}".encode()).hexdigest()[:24]
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0sparkpair-replicate-{digest}")
+        except OSError:
+            raise Problem(
+                found=f"a copy of {source} to {target} is already running",
+                needed="one at a time",
+                do="wait for it (in a play: run the play again, it attaches)",
+                code="already-running",
+            ) from None
+        yield
+
+
+def require_rsync() -> None:
+    """Raise Problem unless this node has an rsync that knows what we ask of it."""
+    program = shutil.which("rsync")
+    said = (
+        subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+        if program
+        else None
+    )
+    match = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said.stdout) if said else None
+    if not match or tuple(map(int, match.groups())) < (3, 2, 3):
+        raise Problem(
+            found=f"rsync {'.'.join(match.groups())}" if match else "no rsync on this node",
+            needed="rsync 3.2.3 or newer on both nodes",
+            do="ansible-playbook site.yml --tags host installs it (apt-get install rsync)",
+            code="rsync-missing",
+        )
+
+
+def describe(result: Result, peer: str, lock: Lock, route: str) -> str:
+    """The outcome in one line."""
+    if not result.files:
+        return f"{peer} has all {len(lock.files)} files of {lock.repo} already"
+    rate = size(result.bytes / result.seconds) if result.seconds else "?"
+    again = f", {result.retries} tries again" if result.retries else ""
+    return (
+        f"{result.files} files, {size(result.bytes)} to {peer} over {route} in {result.seconds:.1f} s"
+        f" ({rate}/s), verified there; {result.kept_files} were there already{again}"
+    )
