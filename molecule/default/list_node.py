@@ -7,7 +7,16 @@ import os
 import subprocess
 from pathlib import Path
 
-FOLDERS = ("/etc", "/opt", "/usr/local", "/var/lib/sparkpair", "/home", "/root", "/run/sparkpair", "/var/lib/docker/image")
+FOLDERS = (
+    "/etc",
+    "/opt",
+    "/usr/local",
+    "/var/lib/sparkpair",
+    "/home",
+    "/root",
+    "/run/sparkpair",
+    "/var/lib/docker/image",
+)
 # Written by the login that runs this very list, or by the passing of time.
 PASSING = (".ansible", ".bash_history", ".cache", "/etc/mtab", ".viminfo")
 COMMANDS = (
@@ -24,7 +33,7 @@ def describe(path: Path) -> str:
     found = path.lstat()
     content = ""
     if path.is_symlink():
-        content = os.readlink(path)
+        content = str(path.readlink())
     elif path.is_file():
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"{path} {found.st_uid}:{found.st_gid} {found.st_mode:o} {content}"

@@ -1,0 +1,77 @@
+"""The rehearsed pair from outside: SSH to its nodes, and the API as any client sees it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+from openai import OpenAI
+
+PROJECT = Path(__file__).resolve().parents[2]
+INVENTORY = PROJECT / "inventory/rehearsal.yml"
+
+
+@pytest.fixture(scope="session")
+def world() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((PROJECT / ".rehearsal/world.json").read_text())
+    return found
+
+
+def _host(name: str) -> Any:
+    return testinfra.get_host(f"ansible://{name}?force_ansible=True", ansible_inventory=str(INVENTORY))
+
+
+@pytest.fixture(scope="session")
+def head() -> Any:
+    return _host("spark-a")
+
+
+@pytest.fixture(scope="session")
+def worker() -> Any:
+    return _host("spark-b")
+
+
+@pytest.fixture(scope="session", params=["spark-a", "spark-b"])
+def node(request: pytest.FixtureRequest) -> Any:
+    return _host(request.param)
+
+
+@pytest.fixture(scope="session")
+def key(head: Any) -> str:
+    found: str = head.file("/etc/sparkpair/api-keys").content_string.strip()
+    return found
+
+
+@pytest.fixture(scope="session")
+def url(world: dict[str, Any]) -> str:
+    return f"http://{world['nodes']['spark-a']['address']}:8888"
+
+
+@pytest.fixture(scope="session")
+def client(url: str, key: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def rehearsal() -> Callable[..., str]:
+    """Run one command of the rehearsal."""
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "rehearsal", *words],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
