@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import statistics
 import tomllib
@@ -178,3 +179,12 @@ def test_the_library_imports_only_the_standard_library_at_the_top() -> None:
             else:
                 continue
             assert set(names) <= set(sys.stdlib_module_names), f"{path}: {names}"
+
+
+def test_the_page_of_variables_is_written_anew() -> None:
+    """`python docs/generate.py` after a change to a knob or a role's argument specs."""
+    spec = importlib.util.spec_from_file_location("generate", PROJECT / "docs/generate.py")
+    assert spec and spec.loader
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert (PROJECT / "docs/variables.md").read_text() == page.render()
