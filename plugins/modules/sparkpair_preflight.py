@@ -59,12 +59,16 @@ facts:
   description: What the node is (machine, machine_id, memory_bytes, gpus, docker, python, ...).
   type: dict
   returned: success
+pair:
+  description: What an earlier run settled of the link (/etc/sparkpair/pair.json); empty before the first.
+  type: dict
+  returned: success
 """
 
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.sparkpair import inputs, preflight
+from ansible.module_utils.sparkpair import inputs, pairfile, preflight
 from ansible.module_utils.sparkpair_module import run_module
 
 
@@ -76,7 +80,8 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     combined = inputs.report(preflight.judge(facts, needs, params["host"]))
     if combined:
         raise combined
-    return {"facts": facts.as_dict()}
+    pair = pairfile.load().as_dict() if pairfile.FILE.exists() else {}
+    return {"facts": facts.as_dict(), "pair": pair}
 
 
 def main() -> None:
