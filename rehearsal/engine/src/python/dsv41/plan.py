@@ -7,6 +7,7 @@ EXL3 matrix is three parts: the trellis in tiles of 16 x 16, and one sign vector
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,6 +136,15 @@ def _torch(tensor: Tensor) -> str:
         raise EngineError("UnsupportedDType", f"{tensor.name} is {tensor.dtype}") from None
 
 
+def _own_group(prefix: str, groups: Counter[str], split: Split) -> bool:
+    """Whether an output projection's group is this rank's: the first half of them is rank 0's."""
+    found = _GROUP.search(prefix)
+    if found is None:
+        return True
+    each = max(groups[prefix.rpartition(".slice.")[0]] // split.world, 1)
+    return int(found.group(1)) // each == split.rank
+
+
 def wants(tensors: dict[str, Tensor], split: Split, *, dspark: bool = True) -> list[Entry]:
     """The entries of a rank's cache.
 
@@ -142,13 +152,17 @@ def wants(tensors: dict[str, Tensor], split: Split, *, dspark: bool = True) -> l
         EngineError: MissingTensor, BadShape, UnsupportedDType; NoWeights where nothing is left to load.
     """
     entries: list[Entry] = []
+    groups = Counter(
+        name.rpartition(".slice.")[0]
+        for name in tensors
+        if name.endswith(".suh") and _GROUP.search(name.removesuffix(".suh"))
+    )
     for name in sorted(tensors, key=_natural):
         if _NOT_CACHED.search(name) or (not dspark and name.startswith("mtp.")):
             continue
         prefix, _, part = name.rpartition(".")
         if part in _PARTS:
-            group = _GROUP.search(prefix)
-            if group and int(group.group(1)) % split.world != split.rank:
+            if not _own_group(prefix, groups, split):
                 continue
             if part == "suh":  # the first of the three by name brings all three
                 entries += _exl3(tensors, prefix, split)
