@@ -137,8 +137,8 @@ def replicate(
 
 
 def default_streams() -> int:
-    """One stream a core fills it, and the peer's verification wants some too."""
-    return max(1, min(4, hashing.cores()))
+    """Two to four: a stream fills about one core at each end, and the hashing wants some too."""
+    return max(2, min(4, hashing.cores() // 2))
 
 
 def plan_for(lock: Lock, report: dict[str, Any]) -> tuple[dict[LockedFile, Way], int]:
@@ -424,7 +424,7 @@ class SshPeer:
             return self._answer(words, dump(lock))
 
     def _answer(self, words: list[str], stdin: str) -> dict[str, Any]:
-        own = str(Path(sys.argv[0]).absolute())
+        own = str(Path(sys.executable).with_name("sparkpair"))
         candidates = [str(paths.VENV / "bin/sparkpair"), "sparkpair", own]
         said = ""
         for program in [self._program] if self._program else candidates:
