@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module sparkpair_access: one cheap request that tells whether a lock's repository may be read."""
+"""Module sparkpair_access: one cheap request a repository that tells whether it may be read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ DOCUMENTATION = r"""
 module: sparkpair_access
 short_description: Ask the Hub for access before anything large
 description:
-  - Sends one authenticated request for one real file of the lock, from the host that will fetch. Needs nothing
+  - Sends one authenticated request for one real file of each lock, from the host that will fetch. Needs nothing
     but the node's own Python.
   - Tells apart no token, a token that is refused, terms not accepted, a wrong name, a wrong revision and a Hub
     out of reach.
 options:
-  lock:
-    description: The lock, as decoded JSON.
-    type: dict
+  locks:
+    description: The locks, as decoded JSON.
+    type: list
+    elements: dict
     required: true
   endpoint:
     description: The Hub's address.
@@ -36,18 +37,16 @@ author: [the sparkpair authors]
 EXAMPLES = r"""
 - name: Ask the Hub for access to the checkpoint
   sparkpair_access:
-    lock: "{{ lookup('ansible.builtin.file', 'locks/dsv41-checkpoint.json') | from_json }}"
+    locks:
+      - "{{ lookup('ansible.builtin.file', 'locks/dsv41-checkpoint.json') | from_json }}"
     token: "{{ hf_token }}"
 """
 
 RETURN = r"""
-path:
-  description: The file that was asked for.
-  type: str
-  returned: success
-status:
-  description: The Hub's answer, 200 or a redirect to its storage.
-  type: int
+answers:
+  description: For each lock C(repo), C(path) of the file that was asked for, C(status), C(commit) and C(size).
+  type: list
+  elements: dict
   returned: success
 """
 
@@ -58,14 +57,18 @@ from ansible.module_utils.sparkpair_module import run_module
 
 
 def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
-    lock = locks.parse(params["lock"], "of the play")
-    return hub.check_lock_access(lock, token=params["token"], endpoint=params["endpoint"])
+    asked = [locks.parse(lock, "of the play") for lock in params["locks"]]
+    return {
+        "answers": [
+            hub.check_lock_access(lock, token=params["token"], endpoint=params["endpoint"]) for lock in asked
+        ]
+    }
 
 
 def main() -> None:
     run_module(
         {
-            "lock": {"type": "dict", "required": True},
+            "locks": {"type": "list", "elements": "dict", "required": True},
             "endpoint": {"type": "str", "default": "https://huggingface.co"},
             "token": {"type": "str", "no_log": True},
         },

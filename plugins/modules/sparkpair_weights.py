@@ -1,28 +1,34 @@
 #!/usr/bin/python
-"""Module sparkpair_weights: what a folder holds of its lock, by stat and receipts, without reading a file."""
+"""Module sparkpair_weights: what folders hold of their locks, by stat and receipts, without reading a file."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sparkpair_weights
-short_description: Say which files of a lock a folder lacks
+short_description: Say which files of their locks folders lack
 description:
-  - Compares a folder with a lock by sizes and receipts; no content is read, nothing is changed.
+  - Compares each folder with its lock by sizes and receipts; no content is read, nothing is changed.
   - Refuses a folder with another user's files, links or shards that the lock does not name.
 options:
-  lock:
-    description: The lock, as decoded JSON.
-    type: dict
-    required: true
-  include:
-    description: Patterns of the files that belong into this folder; none means all of the lock.
+  folders:
+    description: The folders, one entry each.
     type: list
-    elements: str
-    default: []
-  path:
-    description: The folder. One that does not exist yet lacks everything.
-    type: path
+    elements: dict
     required: true
+    suboptions:
+      path:
+        description: The folder. One that does not exist yet lacks everything.
+        type: path
+        required: true
+      lock:
+        description: Its lock, as decoded JSON.
+        type: dict
+        required: true
+      include:
+        description: Patterns of the files that this node needs; none means all of the lock.
+        type: list
+        elements: str
+        default: []
   owner:
     description: The user that all of it must belong to; not looked at while that user does not exist.
     type: str
@@ -39,39 +45,24 @@ author: [the sparkpair authors]
 EXAMPLES = r"""
 - name: Ask which files of the checkpoint are missing
   sparkpair_weights:
-    lock: "{{ lookup('ansible.builtin.file', 'locks/dsv41-checkpoint.json') | from_json }}"
-    path: /var/lib/sparkpair/weights/dsv41
+    folders:
+      - path: /var/lib/sparkpair/weights/dsv41
+        lock: "{{ lookup('ansible.builtin.file', 'locks/dsv41-checkpoint.json') | from_json }}"
     owner: sparkpair
 """
 
 RETURN = r"""
 needed:
-  description: Whether files are missing or wait for their verification.
+  description: Whether any folder lacks files or has some that wait for their verification.
   type: bool
   returned: success
-files:
-  description: Number of files in the lock.
-  type: int
-  returned: success
-bytes:
-  description: Their bytes together.
-  type: int
-  returned: success
-missing_files:
-  description: Number of files that have to be brought.
-  type: int
-  returned: success
-missing_bytes:
-  description: Bytes that still have to come; what a partial holds is taken off.
-  type: int
-  returned: success
-unread_files:
-  description: Number of files of the right size without a receipt, to be hashed.
-  type: int
-  returned: success
-message:
-  description: The same in words.
-  type: str
+folders:
+  description:
+    - One row for each entry, in the same order. C(needed), C(files) and C(bytes) of the lock, C(missing_files),
+      C(missing_bytes) (what partials hold is taken off), C(missing) (paths), C(unread_files) (of the right size,
+      without a receipt) and C(message), the same in words.
+  type: list
+  elements: dict
   returned: success
 """
 
@@ -85,16 +76,21 @@ from ansible.module_utils.sparkpair_module import run_module
 
 
 def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
-    lock = locks.parse(params["lock"], "of the play")
-    if params["include"]:
-        lock = lock.subset(params["include"])
-    directory = Path(params["path"])
-    staging.require_fit(lock, directory, uid_of(params["owner"]))
+    owner = uid_of(params["owner"])
+    rows = [look(entry, owner) for entry in params["folders"]]
+    return {"folders": rows, "needed": any(row["needed"] for row in rows)}
+
+
+def look(entry: dict[str, Any], owner: int | None) -> dict[str, Any]:
+    lock, directory = locks.parse(entry["lock"], f"for {entry['path']}"), Path(entry["path"])
+    staging.require_fit(lock, directory, owner)
+    if entry["include"]:  # more of the lock may lie there all the same
+        lock = lock.subset(entry["include"])
     state = staging.survey(lock, directory).as_dict()
     message = f"{lock.repo}: {state['missing_files']} files, {size(state['missing_bytes'])} missing"
     if state["unread_files"]:
         message += f", {state['unread_files']} to be verified"
-    return {**state, "needed": not state["complete"], "message": message}
+    return {**state, "path": str(directory), "needed": not state["complete"], "message": message}
 
 
 def uid_of(user: str | None) -> int | None:
@@ -105,11 +101,14 @@ def uid_of(user: str | None) -> int | None:
 
 
 def main() -> None:
+    folder = {
+        "path": {"type": "path", "required": True},
+        "lock": {"type": "dict", "required": True},
+        "include": {"type": "list", "elements": "str", "default": []},
+    }
     run_module(
         {
-            "lock": {"type": "dict", "required": True},
-            "include": {"type": "list", "elements": "str", "default": []},
-            "path": {"type": "path", "required": True},
+            "folders": {"type": "list", "elements": "dict", "required": True, "options": folder},
             "owner": {"type": "str"},
         },
         work,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import atomic, hub, locks
+from .console import size
 from .locks import Lock
 
 
@@ -39,7 +40,14 @@ class Pinned:
             "files": len(self.lock.files),
             "bytes": self.lock.total_bytes,
             "difference": list(self.lines),
+            "message": self.message,
         }
+
+    @property
+    def message(self) -> str:
+        """The lock in one line."""
+        lock = self.lock
+        return f"{lock.repo} @ {lock.revision}: {len(lock.files)} files, {size(lock.total_bytes)}"
 
 
 def pin(
@@ -67,8 +75,20 @@ def pin(
     lines = tuple(locks.describe_difference(old, new))
     if old and not (refresh and lines):
         return Pinned(path, old, lines, False, before, before)
-    after = locks.dump(new)
+    return _written(path, new, lines, before, dry_run=dry_run)
+
+
+def place(path: Path, lock: Lock, *, dry_run: bool = False) -> Pinned:
+    """Make `path` hold `lock`, whatever was there: a node's copy of the controller's lock."""
+    before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    if before == locks.dump(lock):
+        return Pinned(path, lock, (), False, before, before)
+    return _written(path, lock, (), before, dry_run=dry_run)
+
+
+def _written(path: Path, lock: Lock, lines: tuple[str, ...], before: str, *, dry_run: bool) -> Pinned:
+    after = locks.dump(lock)
     if not dry_run:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(path, after)
-    return Pinned(path, new, lines, True, before, after)
+    return Pinned(path, lock, lines, True, before, after)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import hub, pinning
-from ..console import size
 
 
 def add_to(subparsers: Any) -> None:
@@ -53,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for line in pinned.lines:
         print(line)
-    lock = pinned.lock
-    print(f"{lock.repo} @ {lock.revision}: {len(lock.files)} files, {size(lock.total_bytes)}")
+    print(pinned.message)
     print(f"{arguments.out} {'written' if pinned.changed else 'unchanged'}")
     if pinned.lines and not pinned.changed:
         print("the Hub has moved on as shown; the lock stays until you add --refresh")
