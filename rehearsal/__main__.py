@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,10 @@ def build_parser() -> argparse.ArgumentParser:
     execute = commands.add_parser("exec", help="run a command in a node as root")
     execute.add_argument("node")
     execute.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
+    commands.add_parser("provide", help="install the host's programs where they are missing")
+    commands.add_parser("ask", help="ask the served model, and tell how to")
+    head = commands.add_parser("from-head", help="run site.yml from a clone on the head itself")
+    head.add_argument("words", nargs=argparse.REMAINDER, metavar="OPTION", help="for ansible-playbook")
     _add_faults(commands.add_parser("fault", help="make something go wrong"))
     return parser
 
@@ -99,6 +104,12 @@ def _run(given: argparse.Namespace) -> int:
         print(json.dumps(shown, indent=2) if given.json else screen(shown))
     elif given.command == "fault":
         print(_fault(given))
+    elif given.command == "provide":
+        world.provide()
+    elif given.command == "ask":
+        _ask()
+    elif given.command == "from-head":
+        return _from_head(given.words)
     else:
         return _enter(given)
     return 0
@@ -119,6 +130,32 @@ def _enter(given: argparse.Namespace) -> int:  # noqa: RET503 - execvp does not 
         return nodes.stream(client, world.containers(plan, client)[node.name], given.words)
     words = nodes.ssh_argv(plan, node, given.words)
     os.execvp(words[0], words)  # noqa: S606 - the terminal is ssh's from here
+
+
+def _ask() -> None:
+    from . import ask, world
+    from .plan import NODES
+
+    plan, client = world.current(ROOT)
+    head = NODES[0]
+    container = world.containers(plan, client)[head.name]
+    code, output = container.exec_run(["cat", "/etc/sparkpair/api-keys"])
+    if code or not isinstance(output, bytes):
+        raise Problem(
+            "no API key on the head yet",
+            "a pair that site.yml has set up",
+            "ansible-playbook -i inventory/rehearsal.yml site.yml",
+        )
+    ask.tell(plan.state, plan.address(head), output.decode().strip())
+
+
+def _from_head(words: Sequence[str]) -> int:
+    from . import from_head, world
+    from .plan import NODES
+
+    plan, client = world.current(ROOT)
+    container = world.containers(plan, client)[NODES[0].name]
+    return from_head.run(plan, NODES[0], container, words=shlex.join(words))
 
 
 def _fault(given: argparse.Namespace) -> str:

@@ -125,6 +125,7 @@ _PACKAGE_OF = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "rsync": "rsync",
+    "sshd": "openssh-server",
 }
 
 
@@ -146,15 +147,12 @@ def ensure_programs(*names: str) -> list[str]:
         )
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     run("apt-get", "update", "-q", env=quiet)
-    if "docker.io" in missing:
-        _install_docker_quietly(missing, quiet)
-    else:
-        run("apt-get", "install", "-y", "-q", "--no-install-recommends", *missing, env=quiet)
+    _install_quietly(missing, quiet)
     return missing
 
 
-def _install_docker_quietly(packages: Sequence[str], env: Mapping[str, str]) -> None:
-    """Install docker.io without starting its service: the rehearsal runs an engine of its own.
+def _install_quietly(packages: Sequence[str], env: Mapping[str, str]) -> None:
+    """Install without starting a service: the rehearsal runs a Docker engine and an sshd of its own.
 
     `policy-rc.d` with exit code 101 is Debian's way to say "start nothing"; an existing one is kept.
     """

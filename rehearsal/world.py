@@ -118,6 +118,15 @@ def up(root: Path) -> dict[str, Any]:
     return world
 
 
+# What the integration tests start themselves, and what `up` needs.
+PROGRAMS = ("dockerd", "git", "ip", "iptables", "mmdebstrap", "rsync", "ssh", "ssh-keygen", "sshd")
+
+
+def provide() -> list[str]:
+    """Install the host's programs where they are missing. Returns the packages that were installed."""
+    return shell.ensure_programs(*PROGRAMS)
+
+
 def _start_nodes(plan: Plan, client: docker.DockerClient, step: Steps, image: str) -> dict[str, Container]:
     """Nodes, cables and a finished boot."""
     public_key = nodes.ensure_key(plan)
