@@ -52,7 +52,14 @@ class Plan:
             "warnings": [problem.as_dict() for problem in self.warnings],
             "subnets": [_network(ends[0]) for ends in self.rails],
             "master_address": self.rails[0][0]["address"],
+            "lines": [self._line(number, ends) for number, ends in enumerate(self.rails)],
         }
+
+    def _line(self, number: int, ends: Sequence[Mapping[str, Any]]) -> str:
+        told = [
+            f"{end['host']} {end['netdev']} ({end['rdma']}) {end['address']}/{end['prefix']}" for end in ends
+        ]
+        return f"rail {number}: {' <-> '.join(told)}, MTU {self.mtu}"
 
 
 def _network(end: Mapping[str, Any]) -> str:
@@ -66,17 +73,17 @@ def make(
     rails: int = 2,
     mtu: int = 9000,
     subnets: Sequence[str] = netplan.DEFAULT_SUBNETS,
-    named: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:
     """Plan the link of all `hosts` (rank 0 first).
 
     Args:
-        heard: what each host heard on the wire; None where nobody listened (a dry run).
-        named: host -> its netdevs in the order of the rails, where the user has said so.
+        heard: what each host heard on the wire; None where nobody listened: a dry run, or all is settled.
     Raises Problem where the cable leads nowhere, the choice is not clear, or addresses clash.
     """
-    named = {host: list(devices) for host, devices in (named or {}).items() if devices}
     check_hosts(hosts)
+    named = {facts["host"]: list(facts["named"]) for facts in hosts if facts.get("named")}
+    if heard is None and all(facts["settled"] for facts in hosts):
+        named = {facts["host"]: _settled_devices(facts) for facts in hosts}
     netplan.check_subnets(subnets, rails, len(hosts))
     plan = Plan(mtu=mtu)
     meeting = _meet(hosts, heard, rails, named, plan.warnings)
@@ -88,6 +95,11 @@ def make(
         plan.files[facts["host"]] = _file(facts, plan)
     _warn(hosts, plan)
     return plan
+
+
+def _settled_devices(facts: Mapping[str, Any]) -> list[str]:
+    pair = facts["pair"]
+    return [rail["netdev"] for rail in pair["ranks"][pair["rank"]]["rails"]]
 
 
 def check_hosts(hosts: Sequence[Mapping[str, Any]]) -> None:

@@ -215,7 +215,7 @@ def apply(
             macs = [item.mac for item in now.values() if item.mac]
             probe.check_free(port.netdev, port.address.partition("/")[0], macs)
     validate(text, run)
-    _set_revert(before, wanted, now, revert_after, run, own_file, pending)
+    _set_revert(before, wanted, now, seconds=revert_after, run=run, own_file=own_file, pending=pending)
     if text:
         atomic.write_text(own_file, text, mode=_MODE)
     else:
@@ -254,6 +254,7 @@ def _set_revert(
     before: str | None,
     wanted: Sequence[WantedPort],
     live: Mapping[str, LivePort],
+    *,
     seconds: int,
     run: Run,
     own_file: Path,

@@ -25,7 +25,7 @@ def collect(
     """Everything that `linkplan.make` needs of this node, as JSON.
 
     `root` stands in for / where device facts are read; netplan, addresses and routes are the machine's own.
-    `settled` is True where the pair's file is there and every rail of it is ready.
+    `settled` is True where the pair's file is there and every rail of it is ready; `named` repeats `netdevs`.
     """
     tree = sysfs.read_tree(root)
     pair = _pair(pair_file, host)
@@ -38,7 +38,7 @@ def collect(
     macs = {half.name: half.mac for cage in cages for half in cage.netdevs}
     configs = netplan.port_configs(files, macs)
     ours = netplan.own_addresses(own)
-    settled = link.judge(tree, root=root, pair=pair, rails=len(pair.me.rails)) if pair else None
+    settled = pair is not None and _is_settled(tree, root, pair, rails, netdevs)
     return {
         "host": host,
         "machine_id": sysfs.read_text(Path("/etc/machine-id")) or "",
@@ -71,9 +71,20 @@ def collect(
         "problems": [problem.as_dict() for problem in report.problems],
         "ssh_address": session_address(),
         "firewall": firewall(),
-        "settled": bool(settled and not settled.errors and len(pair.me.rails) == rails) if pair else False,
+        "settled": settled,
         "pair": pair.as_dict() if pair else None,
+        "named": list(netdevs),
     }
+
+
+def _is_settled(
+    tree: sysfs.Tree, root: Path, pair: pairfile.Pair, rails: int, netdevs: Sequence[str]
+) -> bool:
+    """Whether the pair's file still says what is asked for, and all of it is ready."""
+    devices = [rail.netdev for rail in pair.me.rails]
+    if len(devices) != rails or (netdevs and list(netdevs[:rails]) != devices):
+        return False
+    return not link.judge(tree, root=root, pair=pair, rails=rails).errors
 
 
 def _pair(path: Path, host: str) -> pairfile.Pair | None:

@@ -376,11 +376,13 @@ def verdict(
 
     Args:
         probes: host -> {"rails": [{"rail", "state", "mtu", "problem", "pings": {peer: {"large", "small"}},
-            "tcp": [...]}], "firewall"}; a host that did not probe (a dry run) is not held against a rail.
+            "tcp": [...]}], "firewall"}. Where a host has not probed (a dry run), nothing is judged.
         required: fewer rails than this is an error.
     Returns the rails to keep and a warning for each that is dropped; raises Problem with all of them
     where too few are left.
     """
+    if any(not probe.get("rails") for probe in probes.values()):
+        return list(range(len(plan["rails"]))), []
     keep: list[int] = []
     faults: list[Problem] = []
     for number, ends in enumerate(plan["rails"]):
