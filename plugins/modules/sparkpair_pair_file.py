@@ -58,6 +58,10 @@ rails:
   description: This node's rails as C(sparkpair link --json) tells them; state "planned" where not live yet.
   type: list
   returned: success
+pair:
+  description: The file's content.
+  type: dict
+  returned: success
 told:
   description: Why a rail was dropped.
   type: list

@@ -123,7 +123,7 @@ def settle(
 ) -> dict[str, Any]:
     """Keep the rails that serve on every node and write the pair's file.
 
-    Returns {"changed", "diff", "rails", "told", "master_address"}. Raises Problem where too few serve.
+    Returns {"changed", "diff", "rails", "told", "pair"}. Raises Problem where too few serve.
     """
     keep, dropped = probe.verdict(plan, probes, required)
     pair = linkplan.pair_of(plan, rank, keep, ssh_ports)
@@ -160,5 +160,5 @@ def settle(
         "diff": {"before_header": str(path), "after_header": str(path), "before": before, "after": text},
         "rails": [asdict(rail) for rail in rails],
         "told": [str(problem) for problem in dropped],
-        "master_address": pair.master_address,
+        "pair": pair.as_dict(),
     }
