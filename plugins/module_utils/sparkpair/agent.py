@@ -64,11 +64,9 @@ def serve(command: str, root: Path = paths.STATE, environment: Mapping[str, str]
             _exec_rsync(rsync_arguments(words[2:], root))
         if words[0] in _PROGRAMS and words[1:2] == ["verify"]:
             return _verify(verify_arguments(words[2:], root))
-        if words[0] in _PROGRAMS and words[1:2] == ["agent"] and len(words) > 2:
-            return find_verb(words[2])(words[3:])
-        raise Refusal(
-            "only receiving by rsync, sparkpair verify and the verbs of sparkpair agent are allowed"
-        )
+        if words[0] in _PROGRAMS and words[1:2] == ["agent"]:
+            words = words[2:]
+        return find_verb(words[0] if words else "")(words[1:])
     except Refusal as refusal:
         return _refuse(command, str(refusal), environment)
 
