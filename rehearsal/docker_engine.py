@@ -118,10 +118,15 @@ def answers(host: str) -> bool:
 
 
 def find(plan: Plan) -> Engine | None:
-    """The engine that this world uses or would use, if one answers; starts nothing."""
+    """The engine that this world uses or would use, if one answers; starts nothing.
+
+    SPARKPAIR_ENGINE=private passes over the machine's own engine.
+    """
     private = PrivateEngine(plan)
     if private.pid() and answers(private.host):
         return Engine(private.host, private=True)
+    if os.environ.get("SPARKPAIR_ENGINE") == "private":
+        return None
     named = os.environ.get("DOCKER_HOST")
     if named:
         if answers(named):

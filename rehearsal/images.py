@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import bootstrap
+from .docker_engine import Engine, connect
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -115,37 +118,57 @@ def cache_dir(plan: Plan) -> Path:
     return own
 
 
-def rootfs(
-    cache: Path, name: str, packages: Sequence[str], remove: Sequence[str], extras: Sequence[Extra]
-) -> Path:
-    """The tar file of a root file system with our files in it, from the cache or made now."""
-    root_key = bootstrap.root_key(packages, remove)
-    whole = cache / f"{name}-{key_of(root_key, extras)}.tar"
-    if whole.exists():
-        return whole
-    root = cache / f"debian-{root_key}.tar"
-    if not root.exists():
-        bootstrap.make(root, packages, remove)
-    handle, partial = tempfile.mkstemp(prefix=f".{name}-", suffix=".partial", dir=cache)
+@dataclass(frozen=True)
+class Recipe:
+    """How one root file system is made."""
+
+    name: str
+    packages: Sequence[str]
+    remove: Sequence[str] = ()
+
+    @property
+    def root_key(self) -> str:
+        return bootstrap.root_key(self.packages, self.remove)
+
+
+NODE = Recipe("node", NODE_PACKAGES, _NODE_REMOVE)
+BASE = Recipe("base", BASE_PACKAGES)
+
+
+def bootstrapped(cache: Path, recipe: Recipe, client: docker.DockerClient) -> Path:
+    """The tar file of a bare root file system, from the cache or made now."""
+    root = cache / f"debian-{recipe.root_key}.tar"
+    if root.exists():
+        root.touch()
+    else:
+        bootstrap.make(root, recipe.packages, recipe.remove, client)
+    return root
+
+
+@contextlib.contextmanager
+def with_extras(root: Path, extras: Sequence[Extra], folder: Path) -> Iterator[Path]:
+    """A copy of a root file system with our files in it, in `folder`; removed unless it was moved away."""
+    handle, name = tempfile.mkstemp(prefix=".rootfs-", suffix=".partial", dir=folder)
     os.close(handle)
+    copy = Path(name)
     try:
-        shutil.copyfile(root, partial)
-        append(Path(partial), extras)
-        Path(partial).replace(whole)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+        shutil.copyfile(root, copy)
+        append(copy, extras)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def drop_superseded(cache: Path, name: str, kept: Path) -> None:
+    """Remove a recipe's older results."""
     for old in cache.glob(f"{name}-*.tar"):
-        if old != whole and old.stat().st_nlink == 1 and _superseded(old):
-            old.unlink()
-    return whole
+        if old != kept and _superseded(old):
+            old.unlink(missing_ok=True)
 
 
 def _superseded(entry: Path) -> bool:
-    """True for an entry that nobody made or used for a day: another clone may still be at an older one."""
-    import time
-
-    return time.time() - max(entry.stat().st_atime, entry.stat().st_mtime) > 86400
+    """True for an entry that no `up` used for a day: another clone may still be at an older one."""
+    return time.time() - entry.stat().st_mtime > 86400
 
 
 def append(archive: Path, extras: Iterable[Extra]) -> None:
@@ -166,26 +189,36 @@ def node_image(plan: Plan, client: docker.DockerClient) -> tuple[str, str]:
     import docker.errors
 
     extras = node_extras()
-    tag = f"sparkpair-rehearsal-node:{key_of(bootstrap.root_key(NODE_PACKAGES, _NODE_REMOVE), extras)}"
+    version = key_of(NODE.root_key, extras)
+    tag = f"{NODE_REPOSITORY}:{version}"
     try:
         client.images.get(tag)
         return tag, "there"
     except docker.errors.ImageNotFound:
         pass
-    archive = rootfs(cache_dir(plan), "node", NODE_PACKAGES, _NODE_REMOVE, extras)
-    repository, _, version = tag.partition(":")
-    with archive.open("rb") as handle:
+    root = bootstrapped(cache_dir(plan), NODE, client)
+    with with_extras(root, extras, plan.state) as archive, archive.open("rb") as handle:
         client.api.import_image_from_stream(
-            iter(
-                lambda: handle.read(1 << 20), b""
-            ),  # a generator: a file's own length would spoil the chunking
-            repository=repository,
+            iter(lambda: handle.read(1 << 20), b""),  # a generator: a file's own length spoils the chunking
+            repository=NODE_REPOSITORY,
             tag=version,
             changes=[_BOOT, f"LABEL sparkpair.rehearsal.image={version}"],
         )
-    return tag, f"from {archive}"
+    return tag, f"made from {root.name}"
 
 
-def base_archive(plan: Plan) -> Path:
-    """The engine image's base as a tar file, and its content key in the name."""
-    return rootfs(cache_dir(plan), "base", BASE_PACKAGES, (), base_extras())
+def base_archive(plan: Plan, engine: Engine) -> Path:
+    """The engine image's base as a tar file, its content key in the name, in the cache."""
+    cache, extras = cache_dir(plan), base_extras()
+    whole = cache / f"{BASE.name}-{key_of(BASE.root_key, extras)}.tar"
+    if not whole.exists():
+        client = connect(engine)  # its own: a client is not for two threads
+        try:
+            root = bootstrapped(cache, BASE, client)
+        finally:
+            client.close()
+        with with_extras(root, extras, cache) as archive:
+            archive.replace(whole)
+    whole.touch()
+    drop_superseded(cache, BASE.name, whole)
+    return whole

@@ -101,7 +101,7 @@ def up(root: Path) -> dict[str, Any]:
         client = docker_engine.connect(engine)
         plan = network.with_subnet(plan, client)
         shell.ensure_programs("git", "ssh", "ssh-keygen", "ip")
-        content, base = Aside(partial(_host_content, plan)), Aside(partial(images.base_archive, plan))
+        content, base = Aside(partial(_host_content, plan)), Aside(partial(images.base_archive, plan, engine))
         image, _ = step("node image", partial(images.node_image, plan, client), itemgetter(1))
         step("network", partial(network.ensure, plan, client, engine))
         found = _start_nodes(plan, client, step, image)
@@ -278,7 +278,7 @@ def down(root: Path, *, purge: bool = False) -> list[str]:
         private = docker_engine.PrivateEngine(plan)
         if os.geteuid() == 0 and (private.run.exists() or private.data.exists()):
             step("docker engine", private.stop, lambda _: "the private one ended, its data removed")
-        for name in ("engine.json", "world.json"):
+        for name in ("engine.json", "world.json", "hub.code", "git.code"):
             (plan.state / name).unlink(missing_ok=True)
         for name in ("hub", "git", "ssh"):
             shutil.rmtree(plan.state / name, ignore_errors=True)
