@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import docker
 
 HERE = Path(__file__).parent
+NODE_REPOSITORY = "sparkpair-rehearsal-node"
 NODE_LIB = "usr/local/lib/rehearsal"
 BASE_NAME_KEY = "sparkpair.rehearsal.base"
 
