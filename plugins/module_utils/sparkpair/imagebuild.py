@@ -27,6 +27,10 @@ from .problem import Problem
 
 _LOG_LINES = 20
 _CLASSIC_STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
+# What the builders say between the lines that matter.
+_CHATTER = re.compile(
+    r"---> |Removing intermediate container |Sending build context |#\d+ (sha256:|DONE|transferring)"
+)
 _BUILDKIT_STEP = re.compile(r"#\d+ \[(?:(\S+) )?(\d+)/(\d+)\] (.*)")
 
 
@@ -190,7 +194,8 @@ def _follow_build(docker: Docker, words: list[str], quiet: bool) -> tuple[list[s
                 continue
             if not quiet:
                 print(text, file=sys.stderr, flush=True)
-            said.append(text)
+            if not _CHATTER.match(text):
+                said.append(text)
             if steps.take(text):
                 progress.total_files = steps.total
                 progress.advance(files=steps.done - progress.done_files, note=steps.text)

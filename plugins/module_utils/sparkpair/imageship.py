@@ -12,13 +12,14 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from . import image
+from . import agent, image
 from .console import Progress
 from .dockercli import Docker, classify, ending, missing, plain
 from .problem import Problem
@@ -273,3 +274,45 @@ def _remove(docker: Docker, reference: str) -> None:
     except Problem as problem:
         if problem.code not in {"image-in-use", "image-missing"}:
             raise
+
+
+def _probe_here(words: Sequence[str]) -> dict[str, Any]:
+    (tag,) = _words("image-probe TAG", words)
+    return image.probe(Docker(), tag)
+
+
+def _load_here(words: Sequence[str]) -> dict[str, Any]:
+    tag, expected = _words("image-load TAG IDENTITY", words)
+    docker = Docker()
+    docker.info()  # an engine that is down says so before 25 GB are on their way
+    return load(docker, tag, expected, sys.stdin.buffer)
+
+
+def _words(form: str, words: Sequence[str]) -> Sequence[str]:
+    verb, *wanted = form.split()
+    if len(words) != len(wanted):
+        raise Problem(
+            found=f"{verb} with {len(words)} words after it",
+            needed=form,
+            do="ansible-playbook site.yml lays the same library on every node; run it again",
+            code="agent-words",
+        )
+    return words
+
+
+def _answering(work: Callable[[Sequence[str]], dict[str, Any]]) -> agent.Verb:
+    """A verb that answers with one JSON object on stdout, faults too, and with 0 or 1."""
+
+    def verb(words: Sequence[str]) -> int:
+        try:
+            answer = {"ok": True, **work(words)}
+        except Problem as problem:
+            answer = {"ok": False, "problems": [problem.as_dict()]}
+        print(json.dumps(answer), flush=True)
+        return 0 if answer["ok"] else 1
+
+    return verb
+
+
+agent.VERBS["image-probe"] = _answering(_probe_here)
+agent.VERBS["image-load"] = _answering(_load_here)
