@@ -115,7 +115,9 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
 def pin(entry: dict[str, Any], params: dict[str, Any], check_mode: bool) -> pinning.Pinned:
     path = Path(entry["path"])
     if entry["lock"]:
-        return pinning.place(path, locks.parse(entry["lock"], f"for {path}"), dry_run=check_mode)
+        lock = locks.parse(entry["lock"], f"for {path}")
+        lock = lock.subset(entry["include"]) if entry["include"] else lock
+        return pinning.place(path, lock, dry_run=check_mode)
     return pinning.pin(
         path,
         entry["repo"],

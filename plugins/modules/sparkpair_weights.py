@@ -60,7 +60,7 @@ folders:
   description:
     - One row for each entry, in the same order. C(needed), C(files) and C(bytes) of the lock, C(missing_files),
       C(missing_bytes) (what partials hold is taken off), C(missing) (paths), C(unread_files) (of the right size,
-      without a receipt) and C(message), the same in words.
+      without a receipt), C(need) for M(sparkpair_space) and C(message), the same in words.
   type: list
   elements: dict
   returned: success
@@ -87,10 +87,12 @@ def look(entry: dict[str, Any], owner: int | None) -> dict[str, Any]:
     if entry["include"]:  # more of the lock may lie there all the same
         lock = lock.subset(entry["include"])
     state = staging.survey(lock, directory).as_dict()
-    message = f"{lock.repo}: {state['missing_files']} files, {size(state['missing_bytes'])} missing"
+    missing = state["missing_files"]
+    message = f"{lock.repo}: {missing} file{'s' * (missing != 1)}, {size(state['missing_bytes'])} missing"
     if state["unread_files"]:
         message += f", {state['unread_files']} to be verified"
-    return {**state, "path": str(directory), "needed": not state["complete"], "message": message}
+    need = {"path": str(directory), "bytes": state["missing_bytes"], "what": f"files of {lock.repo}"}
+    return {**state, "needed": not state["complete"], "need": need, "message": message}
 
 
 def uid_of(user: str | None) -> int | None:
