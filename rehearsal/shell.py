@@ -135,7 +135,8 @@ def may_install() -> bool:
 
 def ensure_programs(*names: str) -> list[str]:
     """Install what is missing of `names`. Returns the packages that were installed."""
-    missing = sorted({_PACKAGE_OF[name] for name in names if shutil.which(name) is None})
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user's PATH lacks them on Debian
+    missing = sorted({_PACKAGE_OF[name] for name in names if shutil.which(name, path=path) is None})
     if not missing:
         return []
     if not may_install():
