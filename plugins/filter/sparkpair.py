@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 # On the controller, Ansible finds module_utils for modules only.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "module_utils"))
 
-from sparkpair import image, ranks  # noqa: E402
+from sparkpair import image, ranks
 
 
 def rank_command(serving: Mapping[str, Any], rank: int, extra: Sequence[str] = ()) -> list[str]:
