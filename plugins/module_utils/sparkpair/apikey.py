@@ -11,6 +11,7 @@ from . import api, atomic
 
 AUTO, NONE = "auto", "none"
 _MODE = 0o600
+_OWNER = 0
 
 
 def keep(path: Path, wish: str, *, dry: bool) -> tuple[bool, str]:
@@ -23,7 +24,7 @@ def keep(path: Path, wish: str, *, dry: bool) -> tuple[bool, str]:
         if existed and not dry:
             path.unlink()
         return existed, ""
-    sound = path.is_file() and stat.S_IMODE(path.stat().st_mode) == _MODE and path.stat().st_uid == 0
+    sound = path.is_file() and stat.S_IMODE(path.stat().st_mode) == _MODE and path.stat().st_uid == _OWNER
     old = api.first_key(path) if path.is_file() and path.read_text().strip() else ""
     if wish == AUTO:
         if not old and dry:
