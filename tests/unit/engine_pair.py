@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import py_compile
 import shutil
 import signal
 import socket
@@ -47,7 +48,11 @@ def pack(directory: Path, *, sm: str = "121", kernels: bool = True) -> dict[str,
         handle.write(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(archive, "a") as out:
         for file in sorted((SOURCES / "python").rglob("*.py")):
-            out.write(file, str(file.relative_to(SOURCES / "python")))
+            # compiled here once, so that each of the many starts is quick
+            compiled = directory / "compiled.pyc"
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(file), str(compiled), doraise=True, invalidation_mode=mode)
+            out.write(compiled, f"{file.relative_to(SOURCES / 'python')}c")
         for name, data in images.items():
             out.writestr(name, data)
     for name in PROGRAMS[1:]:
@@ -56,7 +61,9 @@ def pack(directory: Path, *, sm: str = "121", kernels: bool = True) -> dict[str,
 
 
 def safetensors(
-    file: Path, tensors: Mapping[str, tuple[str, Sequence[int], bytes]], metadata: Mapping[str, str] | None = None
+    file: Path,
+    tensors: Mapping[str, tuple[str, Sequence[int], bytes]],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """A safetensors file of name -> (type, shape, bytes), in that order."""
     header: dict[str, Any] = {}
@@ -163,7 +170,9 @@ def write_engram(directory: Path) -> None:
 
 def write_tree(root: Path, addresses: Sequence[str] = ("10.20.0.1", "10.21.0.1")) -> None:
     """Facts of two RDMA ports, as sysfs shows them: GID 3 is the RoCE v2 row of the address."""
-    for device, netdev, address in zip(("rocep1s0f0", "roceP2p1s0f0"), ("railA", "railB"), addresses, strict=True):
+    for device, netdev, address in zip(
+        ("rocep1s0f0", "roceP2p1s0f0"), ("railA", "railB"), addresses, strict=True
+    ):
         port = root / "sys/class/infiniband" / device / "ports/1"
         for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
             (port / folder).mkdir(parents=True, exist_ok=True)
@@ -171,7 +180,9 @@ def write_tree(root: Path, addresses: Sequence[str] = ("10.20.0.1", "10.21.0.1")
         a, b, c, d = (int(p) for p in address.split("."))
         mapped = f"0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"
         local = "fe80:0000:0000:0000:0000:0000:0000:0001"
-        for index, (gid, kind) in enumerate(((local, "IB/RoCE v1"), (local, "RoCE v2"), (mapped, "IB/RoCE v1"), (mapped, "RoCE v2"))):
+        for index, (gid, kind) in enumerate(
+            ((local, "IB/RoCE v1"), (local, "RoCE v2"), (mapped, "IB/RoCE v1"), (mapped, "RoCE v2"))
+        ):
             (port / f"gids/{index}").write_text(gid + "\n")
             (port / f"gid_attrs/types/{index}").write_text(kind + "\n")
             (port / f"gid_attrs/ndevs/{index}").write_text(netdev + "\n")
@@ -220,7 +231,9 @@ class World:
         subprocess.run(["cp", "-a", "--sparse=always", f"{self.base}/.", base], check=True)
         return World(base, self.programs)
 
-    def run(self, program: str, *words: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, program: str, *words: object, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-I", str(self.programs[program]), *(str(w) for w in words)]
         clean = {"PATH": os.environ["PATH"], **(env or {})}
         return subprocess.run(command, capture_output=True, text=True, env=clean, timeout=30, check=False)

@@ -63,7 +63,9 @@ def refused(launch: Launch, rank: int, name: str, code: int = 1) -> None:
         ("NCCL_SOCKET_IFNAME", "nowhere0", "NcclError"),
     ],
 )
-def test_rank_0_refuses_a_wrong_environment(world: World, variable: str, value: str | None, name: str) -> None:
+def test_rank_0_refuses_a_wrong_environment(
+    world: World, variable: str, value: str | None, name: str
+) -> None:
     refused(Launch(world, env0={variable: value}), 0, name)
 
 
@@ -82,7 +84,9 @@ def test_rank_0_refuses_a_wrong_environment(world: World, variable: str, value: 
         ({"--api-key-file": "/nowhere"}, "NoKeyFile", 1),
     ],
 )
-def test_rank_0_refuses_flags_it_does_not_serve(world: World, flags: dict[str, str | None], name: str, code: int) -> None:
+def test_rank_0_refuses_flags_it_does_not_serve(
+    world: World, flags: dict[str, str | None], name: str, code: int
+) -> None:
     refused(Launch(world, flags0=flags), 0, name, code)
 
 
@@ -99,18 +103,27 @@ def test_rank_0_refuses_flags_it_does_not_serve(world: World, flags: dict[str, s
         ({"--pool": str(engine_pair.ROWS - 16)}, "ContextTooLong", 1),
     ],
 )
-def test_rank_1_refuses_a_wrong_option(world: World, flags: dict[str, str | None], name: str, code: int) -> None:
+def test_rank_1_refuses_a_wrong_option(
+    world: World, flags: dict[str, str | None], name: str, code: int
+) -> None:
     refused(Launch(world, flags1=flags), 1, name, code)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "name", "code"),
-    [(3, "2", "BadArgument", 2), (3, "0", "NoRequests", 1), (4, "3", "NotPortedYet", 1), (5, "head", "BadAddress", 2)],
+    [
+        (3, "2", "BadArgument", 2),
+        (3, "0", "NoRequests", 1),
+        (4, "3", "NotPortedYet", 1),
+        (5, "head", "BadAddress", 2),
+    ],
 )
 def test_rank_1_refuses_a_wrong_place(world: World, place: int, value: str, name: str, code: int) -> None:
     words, env = Launch(world).rank1()
     words[place] = value
-    done = subprocess.run([sys.executable, "-I", *words], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", *words], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stderr
     assert f"error: {name}" in done.stderr
 
@@ -218,7 +231,10 @@ BOTH = {
     "a changed kit file": (append("kit/cubins/linear.cubin", b"x"), "BadManifest"),
     "a missing kit file": (remove("kit/KIT-LICENSES.md"), "BadManifest"),
     "a comment in MANIFEST": (append("kit/MANIFEST", b"# a comment\n"), "BadManifest"),
-    "a path that leaves the kit": (append("kit/MANIFEST", b"0" * 64 + b"  z/../../etc/passwd\n"), "BadManifest"),
+    "a path that leaves the kit": (
+        append("kit/MANIFEST", b"0" * 64 + b"  z/../../etc/passwd\n"),
+        "BadManifest",
+    ),
     "no MANIFEST": (remove("kit/MANIFEST"), "NoKit"),
     "no bias": (remove("kit/vision/gate_bias_vl.safetensors"), "NoVisionKit"),
     "a bias of the wrong type": (bias_of_bf16, "NoVisionKit"),
@@ -243,7 +259,10 @@ BOTH = {
     "a token map too short": (text("token_map.json", "[0, 1, 2]"), "BadTokenMap"),
     "a token map of texts": (text("token_map.json", '["0"]'), "BadTokenMap"),
     "a token map that is no JSON": (text("token_map.json", "[0,"), "BadTokenMap"),
-    "a token map with too few different ids": (text("token_map.json", json.dumps([0] * engine_pair.VOCAB)), "BadTokenMap"),
+    "a token map with too few different ids": (
+        text("token_map.json", json.dumps([0] * engine_pair.VOCAB)),
+        "BadTokenMap",
+    ),
     "a model of another family": (config_type, "UnknownModel"),
     "no config": (remove("model/config.json"), "ModelNotFound"),
 }
@@ -251,7 +270,9 @@ BOTH = {
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", BOTH)
-def test_both_ranks_refuse_a_file_that_does_not_hold(world: World, tmp_path: Path, case: str, rank: int) -> None:
+def test_both_ranks_refuse_a_file_that_does_not_hold(
+    world: World, tmp_path: Path, case: str, rank: int
+) -> None:
     change, name = BOTH[case]
     other = world.copy(tmp_path / "w")
     change(other)
@@ -280,7 +301,9 @@ def test_a_partial_of_a_crash_is_no_cache(world: World, tmp_path: Path) -> None:
         ("kit/vision/torch_fmha_sm120.cubin", "NoVisionKit"),
     ],
 )
-def test_rank_0_needs_the_text_files_and_the_tower(world: World, tmp_path: Path, path: str, name: str) -> None:
+def test_rank_0_needs_the_text_files_and_the_tower(
+    world: World, tmp_path: Path, path: str, name: str
+) -> None:
     other = world.copy(tmp_path / "w")
     other.at(path).unlink()
     refused(Launch(other), 0, name)

@@ -38,7 +38,7 @@ def decode(ids: list[int]) -> str:
     high: int | None = None
     for i in ids:
         if high is not None and i >= _SINGLES:
-            out.append(chr((high << 12 | (i - _SINGLES)) & 0x10FFFF))
+            out.append(chr(min(high << 12 | (i - _SINGLES), 0x10FFFF)))
             high = None
         elif _PAIRS <= i < _PAIRS + 128 * 128:
             out.append(chr((i - _PAIRS) // 128) + chr((i - _PAIRS) % 128))
