@@ -98,7 +98,7 @@ def _under_way(site: Hub, since: int) -> bool:
     """Whether a redirected transfer has not been logged as ended yet."""
     redirected = len(site.requests(since=since, status=302, method="GET"))
     ended = sum(request["host"] == "storage" for request in site.requests(since=since, method="GET"))
-    return ended < redirected
+    return bool(ended < redirected)
 
 
 def measure(megabytes: int) -> dict[str, Any]:

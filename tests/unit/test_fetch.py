@@ -341,7 +341,7 @@ def leave_partial(lock: Lock, folder: Path, path: str, data: bytes) -> staging.P
     partials.folder.mkdir(parents=True, exist_ok=True)
     entry = lock.by_path[path]
     partials.part(entry).write_bytes(data)
-    partials.write_journal(lock, entry, 1000)
+    partials.write_journal(entry, 1000)
     return partials
 
 
@@ -353,6 +353,21 @@ def test_a_partial_whose_lock_entry_changed_is_not_built_on(
     newer = hub.resolve(REPO, endpoint=site.url)
     assert bring(newer).resumed_bytes == 0
     assert (tmp_path / "weights" / SHARDS[0]).read_bytes() == DATA[SHARDS[0]][::-1]
+
+
+def test_a_partial_is_built_on_under_another_commit_with_the_same_content(
+    site: Hub, lock: Lock, bring: Bring, tmp_path: Path
+) -> None:
+    leave_partial(lock, tmp_path / "weights", SHARDS[0], DATA[SHARDS[0]][:200_000])
+    publish(tmp_path / "hub", REPO, {"config.json": b"[]"})
+    assert bring(hub.resolve(REPO, endpoint=site.url)).resumed_bytes == 200_000
+
+
+def test_a_hub_that_may_not_be_asked_is_told_as_such(site: Hub, lock: Lock, tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text(locks.dump(lock))
+    done = command(site, tmp_path / "lock.json", tmp_path / "weights", HF_HUB_OFFLINE="1")
+    out, _ = done.communicate(timeout=20)
+    assert json.loads(out)["problems"][0]["code"] == "hub-offline"
 
 
 def test_after_a_power_cut_only_synced_bytes_are_built_on(
@@ -402,7 +417,7 @@ def test_orphaned_partials_are_swept(lock: Lock, bring: Bring, tmp_path: Path) -
 def test_a_journal_of_another_form_is_no_journal(lock: Lock, tmp_path: Path) -> None:
     partials = leave_partial(lock, tmp_path / "weights", SHARDS[0], b"x" * 2000)
     entry = lock.by_path[SHARDS[0]]
-    assert partials.usable_bytes(lock, entry) == 2000
+    assert partials.usable_bytes(entry) == 2000
     good = json.loads(partials.journal(entry).read_text())
     for text in (
         "",
@@ -412,10 +427,10 @@ def test_a_journal_of_another_form_is_no_journal(lock: Lock, tmp_path: Path) -> 
         json.dumps({**good, "boot": 1, "durable": "many"}),
     ):
         partials.journal(entry).write_text(text)
-        assert partials.usable_bytes(lock, entry) == 0
-    partials.write_journal(lock, entry, 0)
+        assert partials.usable_bytes(entry) == 0
+    partials.write_journal(entry, 0)
     partials.part(entry).write_bytes(b"x" * (entry.size + 1))
-    assert partials.usable_bytes(lock, entry) == 0
+    assert partials.usable_bytes(entry) == 0
 
 
 # What lies in the folder already

@@ -116,7 +116,7 @@ def fetch(
     partials = staging.Partials(directory)
     with partials.single_flight():
         state = staging.survey(lock, directory)
-        partials.sweep(lock, state.missing)
+        partials.sweep(state.missing)
         disk.require_all(
             [
                 disk.Need(directory, state.missing_bytes, f"{len(state.missing)} files of {lock.repo}"),
@@ -330,7 +330,7 @@ class _Run:
     def _bring(self, entry: LockedFile) -> tuple[Path, str, os.stat_result]:
         """Fill the partial of `entry`, however many tries it takes. Returns it, its hash and its stat."""
         part = self.partials.part(entry)
-        kept = self.partials.usable_bytes(self.lock, entry)
+        kept = self.partials.usable_bytes(entry)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             os.fchmod(fd, 0o644)
@@ -496,7 +496,7 @@ class _Run:
         """Sort what may go wrong in one exchange into `_Again` and Problems."""
         hub.library()
         import httpx2
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
         stall = f"nothing moved for {self.options.stall_s:g} s"
         try:
@@ -504,6 +504,8 @@ class _Run:
         except HfHubHTTPError as error:
             self._require_good(entry, error.response)
             raise _Again(str(error)) from None
+        except (OfflineModeIsEnabled, HFValidationError) as error:
+            raise hub.not_asked(error, self.lock.repo) from None
         except (httpx2.ReadTimeout, httpx2.WriteTimeout):
             raise _Stalled(stall) from None
         except (httpx2.TransportError, httpx2.StreamError) as error:
@@ -564,7 +566,7 @@ class _Sink:
             self._run.progress.advance(len(chunk))
             if self._run.stop.is_set():
                 raise KeyboardInterrupt
-        self._run.partials.write_journal(self._run.lock, self._entry, self._synced)
+        self._run.partials.write_journal(self._entry, self._synced)
 
     def begin(self, status: int, headers: Any) -> None:
         """Fit an answer to what is here: go on (206 from the right byte), or begin again (200)."""
@@ -620,4 +622,4 @@ class _Sink:
         pagecache.drop(self._fd, self._synced // 4096 * 4096, 0)
         self._synced = self._written
         if not last:
-            self._run.partials.write_journal(self._run.lock, self._entry, self._synced)
+            self._run.partials.write_journal(self._entry, self._synced)

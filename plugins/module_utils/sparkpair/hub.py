@@ -336,22 +336,27 @@ def answers(repo: str, revision: str, endpoint: str, token: str | None, path: st
             endpoint=endpoint,
             with_token=token is not None,
         ) from None
-    except OfflineModeIsEnabled:
-        raise Problem(
-            found="HF_HUB_OFFLINE is set, so the Hub may not be asked",
-            needed="the Hub, to resolve and fetch",
-            do="unset HF_HUB_OFFLINE and run again",
-            code="hub-offline",
-        ) from None
-    except HFValidationError:
-        raise Problem(
+    except (OfflineModeIsEnabled, HFValidationError) as error:
+        raise not_asked(error, repo) from None
+    except (httpx2.TransportError, httpx2.InvalidURL, httpx2.TooManyRedirects) as error:
+        raise out_of_reach(endpoint, str(error) or type(error).__name__) from None
+
+
+def not_asked(error: Exception, repo: str) -> Problem:
+    """Why `huggingface_hub` would not even send a request: told to be offline, or no name of a repository."""
+    if isinstance(error, ValueError):
+        return Problem(
             found=f"{repo!r} is no name of a repository",
             needed="owner/name of letters, digits and . _ -",
             do="copy the name from the repository's page",
             code="repo-unknown",
-        ) from None
-    except (httpx2.TransportError, httpx2.InvalidURL, httpx2.TooManyRedirects) as error:
-        raise out_of_reach(endpoint, str(error) or type(error).__name__) from None
+        )
+    return Problem(
+        found="HF_HUB_OFFLINE is set, so the Hub may not be asked",
+        needed="the Hub, to resolve and fetch",
+        do="unset HF_HUB_OFFLINE and run again",
+        code="hub-offline",
+    )
 
 
 def library() -> Any:

@@ -80,7 +80,7 @@ def survey(lock: Lock, directory: Path) -> Survey:
         tuple(vouched),
         tuple(unread),
         tuple(missing),
-        sum(partials.usable_bytes(lock, entry) for entry in missing),
+        sum(partials.usable_bytes(entry) for entry in missing),
     )
 
 
@@ -174,29 +174,29 @@ class Partials:
     def part(self, entry: LockedFile) -> Path:
         """Where the bytes of `entry` gather. Named by the path's hash: paths may be long or have folders."""
         short = hashlib.sha256(entry.path.encode()).hexdigest()[:12]
-        return self.folder / f"{short}-{Path(entry.path).name[-80:]}.part"
+        return self.folder / f"{short}-{Path(entry.path).name[-48:]}.part"
 
     def journal(self, entry: LockedFile) -> Path:
         return self.part(entry).with_suffix(".json")
 
-    def usable_bytes(self, lock: Lock, entry: LockedFile) -> int:
-        """How many bytes of a partial can be built on: 0 unless its journal is about this very entry.
+    def usable_bytes(self, entry: LockedFile) -> int:
+        """How many bytes of a partial can be built on: 0 unless its journal is about this very content.
 
         After a kill all of them: the kernel has them. After a power cut only those that were synced,
         since the file's length may have reached the disk before its content.
         """
         length = _plain_size(self.part(entry))
         note = self._read(entry)
-        if length is None or note is None or note.get("of") != _about(lock, entry):
+        if length is None or note is None or note.get("of") != entry.as_dict():
             return 0
         durable = note.get("durable")
         if note.get("boot") != boot_id():
             length = min(length, durable if isinstance(durable, int) else 0)
         return length if 0 <= length <= entry.size else 0
 
-    def write_journal(self, lock: Lock, entry: LockedFile, durable: int) -> None:
+    def write_journal(self, entry: LockedFile, durable: int) -> None:
         """Note what the partial is of and how many of its bytes are safely on disk."""
-        note = {"of": _about(lock, entry), "durable": durable, "boot": boot_id()}
+        note = {"of": entry.as_dict(), "durable": durable, "boot": boot_id()}
         atomic.write_text(self.journal(entry), json.dumps(note, indent=1) + "\n")
 
     def _read(self, entry: LockedFile) -> dict[str, Any] | None:
@@ -210,14 +210,14 @@ class Partials:
         self.part(entry).unlink(missing_ok=True)
         self.journal(entry).unlink(missing_ok=True)
 
-    def sweep(self, lock: Lock, missing: Sequence[LockedFile]) -> int:
+    def sweep(self, missing: Sequence[LockedFile]) -> int:
         """Remove what no file of `missing` can build on: orphans, changed entries, old bad copies.
 
         Only under `single_flight`, so no live process holds any of it. Returns the bytes that it freed.
         """
         kept = set()
         for entry in missing:
-            if self.usable_bytes(lock, entry):
+            if self.usable_bytes(entry):
                 kept |= {self.part(entry), self.journal(entry)}
         freed = 0
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
@@ -279,10 +279,6 @@ def _running(directory: Path, pid: str) -> Problem:
         do=f"wait for it (in a play: run the play again, it attaches), or stop it: kill {pid}",
         code="already-running",
     )
-
-
-def _about(lock: Lock, entry: LockedFile) -> dict[str, str | int]:
-    return {"repo": lock.repo, "revision": lock.revision, **entry.as_dict()}
 
 
 def _remove(path: Path) -> int:
