@@ -103,3 +103,13 @@ def test_wheels_without_ours_are_told(tmp_path: Path) -> None:
     with pytest.raises(Problem) as caught:
         library.install(tmp_path / "venv", tmp_path, complete=True)
     assert caught.value.code == "wheels"
+
+
+@pytest.mark.parametrize("name", ["../escape.whl", "folder/x.whl", "/etc/x.whl"])
+def test_a_bundle_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_text("x")
+    with tarfile.open(tmp_path / "bundle.tar", "w") as archive:
+        archive.add(tmp_path / "x", name)
+    with pytest.raises(Problem):
+        library.unpack(tmp_path / "bundle.tar", tmp_path / "wheels")
+    assert not (tmp_path / "wheels").exists()

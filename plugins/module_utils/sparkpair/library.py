@@ -192,8 +192,19 @@ def unpack(bundle: Path, wheels: Path) -> None:
     fresh = wheels.with_name(f".{wheels.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
+    # Members one by one: Debian 12's Python has no extraction filters yet, and a bundle is flat.
     with tarfile.open(bundle) as archive:
-        archive.extractall(fresh, filter="data")
+        for member in archive:
+            source = archive.extractfile(member) if member.isfile() and "/" not in member.name else None
+            if source is None:
+                raise Problem(
+                    found=f"{bundle} holds {member.name!r}",
+                    needed="plain files without folders",
+                    do="remove .cache/wheels in the project, run the playbook again",
+                    code="wheels",
+                )
+            with (fresh / member.name).open("wb") as target:
+                shutil.copyfileobj(source, target)
     shutil.rmtree(wheels, ignore_errors=True)
     fresh.rename(wheels)
 
