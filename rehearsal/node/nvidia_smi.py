@@ -93,7 +93,7 @@ def table(apps: Apps, now: str) -> str:
         "|                                         |                        |               MIG M. |",
         f"|{'=' * 41}+{'=' * 24}+{'=' * 22}|",
         "|   0  NVIDIA GB10                    On  |   0000000F:01:00.0 Off |                  N/A |",
-        f"| N/A   38C    {level}           {watts:>6} /  N/A  | Not Supported          |      0%      Default |",
+        f"| N/A   38C    {level}           {watts:>5} /  N/A  | Not Supported          |      0%      Default |",
         "|                                         |                        |                  N/A |",
         f"+{'-' * 41}+{'-' * 24}+{'-' * 22}+",
         "",
@@ -104,7 +104,7 @@ def table(apps: Apps, now: str) -> str:
         f"|{double}|",
     ]
     for pid, program in apps:
-        row = f"   0   N/A  N/A {pid:>15}      C   {program[:30]:<30} {f'{RANK_MIB}MiB':>16}"
+        row = f"   0   N/A  N/A {pid:>15}      C   {program[:28]:<28} {f'{RANK_MIB}MiB':>18}"
         lines.append(f"| {row:<88}|")
     if not apps:
         lines.append(f"| {' No running processes found':<88}|")

@@ -41,7 +41,7 @@ class Keeper:
                 self.tables[port.rdma].follow(link.mac, link.addresses)
         memory = tree.memory_of(read_ordered(), len(running_engines()), self._caches_dropped())
         routes = Path("/proc/net/route").read_text()
-        self._write(tree.render(links, self.tables, memory, socket.gethostname(), routes))
+        self.write(tree.render(links, self.tables, memory, socket.gethostname(), routes))
 
     def _caches_dropped(self) -> bool:
         """True once somebody wrote to drop_caches after the last order about memory."""
@@ -55,7 +55,8 @@ class Keeper:
         self.dropped_at = path.stat().st_mtime_ns
         return False
 
-    def _write(self, files: tree.Files) -> None:
+    def write(self, files: tree.Files) -> None:
+        """Bring the files in line with `files`: what changed is replaced, what is gone is removed."""
         for name in sorted(set(self.written) - set(files), reverse=True):
             (self.root / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
