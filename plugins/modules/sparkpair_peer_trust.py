@@ -87,7 +87,7 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         result = trust.ensure_key(user, check_mode=check_mode)
         return result
     if params["part"] == "known":
-        result = trust.ensure_known(user, params["known_hosts"], check_mode=check_mode)
+        result = trust.ensure_known(params["known_hosts"], check_mode=check_mode)
         return result
     settings = trust.sshd_settings(user, params["sources"][0])
     blocks = trust.sshd_blocks(settings, user, trust.groups_of(user) or [user])

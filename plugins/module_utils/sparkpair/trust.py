@@ -136,16 +136,13 @@ def ensure_door(
     return {"changed": changed, "diff": diff}
 
 
-def ensure_known(
-    user: str, text: str, path: Path = KNOWN_HOSTS, *, check_mode: bool = False
-) -> dict[str, Any]:
+def ensure_known(text: str, path: Path = KNOWN_HOSTS, *, check_mode: bool = False) -> dict[str, Any]:
     """The head's known_hosts for the worker's link addresses. Returns {"changed", "diff"}."""
     before = path.read_text() if path.is_file() else ""
     diff = {"before_header": str(path), "after_header": str(path), "before": before, "after": text}
     changed = before != text
     if changed and not check_mode:
-        atomic.write_text(path, text)
-        _own(path, _need_account(user), 0o644)
+        atomic.write_text(path, text)  # root's, readable by all: the service user has no say in it
     return {"changed": changed, "diff": diff}
 
 
