@@ -23,6 +23,8 @@ from .problem import Problem
 
 REPOSITORY = "tensorfold-dsv41"
 KEY_LABEL = "sparkpair.key"
+# The files of files/engine, all of them.
+INPUTS = ("Dockerfile", "check_build.py", "enter.sh", "zig.lock")
 _TAG = re.compile(rf"{REPOSITORY}:exl3-tp2-([0-9a-f]{{12}})\Z")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}\Z")
 _BASE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{1,250}\Z")
@@ -170,16 +172,16 @@ def key_of_tag(tag: str) -> str:
 
 
 def read_inputs(folder: Path) -> dict[str, bytes]:
-    """The build's own files: name -> content."""
-    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    if "Dockerfile" not in found or "zig.lock" not in found:
+    """The build's own files, name -> content: those of `INPUTS`, whatever else lies beside them."""
+    missing = [name for name in INPUTS if not (folder / name).is_file()]
+    if missing:
         raise Problem(
-            found=f"{folder} with {', '.join(sorted(found)) or 'nothing in it'}",
-            needed="the project's files/engine: Dockerfile, zig.lock and the rest",
+            found=f"{folder} without {', '.join(missing)}",
+            needed=f"the project's files/engine: {', '.join(INPUTS)}",
             do="give --inputs that folder",
             code="image-inputs",
         )
-    return found
+    return {name: (folder / name).read_bytes() for name in INPUTS}
 
 
 # What a container gets from its image, as `docker image inspect` names it. All else in there is either
