@@ -40,7 +40,7 @@ class Order:
     Args:
         folder: the served folder; its neighbours `.<name>.*` are ours too.
         repository, commit, branch: the source; the commit full or abbreviated, the branch may be empty.
-        subfolder: where in the repository the kit is; empty for its top.
+        subfolder: where in the repository the kit is; a repository that is nothing but the kit needs none.
         fixtures: folder with the generated files and their notes.
         unrecorded: paths whose line in MANIFEST was recorded for another checkpoint and does not count.
         lock_file: where the lock of the laid-out folder is written.
@@ -132,6 +132,17 @@ def pending(order: Order) -> list[str]:
     ]
 
 
+def renewed(order: Order) -> bool:
+    """Whether laying out will give another kit than the one that stands (or stood), not just repair it."""
+    try:
+        lock = locks.load(order.lock_file)
+    except Problem:
+        return True
+    hashes, entries = generated_hashes(order.fixtures), lock.by_path
+    same = hashes and all(path in entries and entries[path].digest == hashes[path] for path in hashes)
+    return not same or not lock.revision.startswith(order.commit)
+
+
 def lay_out(order: Order) -> Lock:
     """Fetch the commit, check everything, and put the new folder in the old one's place. Returns its lock.
 
@@ -154,10 +165,12 @@ def lay_out(order: Order) -> Lock:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         gitsource.export(source, exported)
-        inside = exported / order.subfolder
-        if not inside.is_dir():
+        inside = next(
+            (place for place in (exported / order.subfolder, exported) if (place / MANIFEST).is_file()), None
+        )
+        if inside is None:
             raise Problem(
-                found=f"commit {source.commit[:12]} of the kit has no folder {order.subfolder}",
+                found=f"commit {source.commit[:12]} of the kit has no {MANIFEST}, at its top or in {order.subfolder}",
                 needed="the folder that holds MANIFEST",
                 do="correct fixtures_kit_subfolder or kit_commit",
                 code="kit-missing",

@@ -86,19 +86,26 @@ def load(path: Path) -> dict[str, Any]:
                 do="name the config.json of the checkpoint",
                 code="config-unreadable",
             )
-        config = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
     except FileNotFoundError:
-        raise _unreadable(path, "is absent") from None
+        raise _unreadable(str(path), "is absent") from None
+    return decode(raw, str(path))
+
+
+def decode(raw: bytes | str, source: str) -> dict[str, Any]:
+    """One JSON object out of text; `source` names it in messages."""
+    try:
+        config = json.loads(raw.decode() if isinstance(raw, bytes) else raw)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise _unreadable(path, f"is not JSON ({error})") from None
+        raise _unreadable(source, f"is not JSON ({error})") from None
     if not isinstance(config, dict):
-        raise _unreadable(path, f"holds a {type(config).__name__}")
+        raise _unreadable(source, f"holds a {type(config).__name__}")
     return config
 
 
-def _unreadable(path: Path, what: str) -> Problem:
+def _unreadable(source: str, what: str) -> Problem:
     return Problem(
-        found=f"{path} {what}",
+        found=f"{source} {what}",
         needed="the config.json of a checkpoint: one JSON object",
         do=_DO,
         code="config-unreadable",

@@ -314,14 +314,18 @@ def dump_summary(told: Mapping[str, int | str]) -> str:
 
 def load_summary(path: Path) -> dict[str, int | str]:
     """Read a rope.json. Raises Problem naming the key that is missing or not of its kind."""
-    values = modelconfig.load(path)
+    return summary_of(modelconfig.load(path), str(path))
+
+
+def summary_of(values: Mapping[str, Any], source: str) -> dict[str, int | str]:
+    """The keys of a decoded rope.json, checked; `source` names it in messages."""
     hex64 = re.compile(r"[0-9a-f]{64}")
     for key in ("rows", "half", *TABLES):
         value = values.get(key)
         good = isinstance(value, str) and hex64.fullmatch(value) if key in TABLES else type(value) is int
         if not good:
             raise Problem(
-                found=f"{path}: {key} is {value!r:.80}",
+                found=f"{source}: {key} is {value!r:.80}",
                 needed="rows and half as whole numbers and the sha256 of each of the four tables",
                 do="restore it from files/fixtures/rope.json",
                 code="rope-expectation",

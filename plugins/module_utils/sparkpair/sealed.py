@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,3 +106,32 @@ def require(lock: Lock, folder: Path, do: str) -> None:
             do=do,
             code="not-vouched",
         )
+
+
+def in_the_way(lock: Lock, folder: Path, *, alone: bool) -> list[Finding]:
+    """What keeps `folder` from being completed by sending files that it lacks.
+
+    Small files that were changed (their receipts may still hold), links, and, where nothing else may lie in
+    the folder (`alone`), all that the lock does not name. Large files are left to their hash.
+    """
+    small = {entry.path for entry in lock.files if entry.size < SMALL}
+    return [
+        found
+        for found in findings(lock, folder)
+        if found.what == NOT_PLAIN
+        or (found.what == EXTRA and alone)
+        or (found.what == CHANGED and found.path in small)
+    ]
+
+
+def clear(folder: Path, found: Iterable[Finding]) -> None:
+    """Remove what `in_the_way` named, and its receipts."""
+    receipts = Receipts.open(folder)
+    for item in found:
+        path = folder / item.path
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        receipts.forget(item.path)
+    receipts.save()

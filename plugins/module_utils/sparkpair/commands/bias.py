@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import bias, hub, made, modelconfig
+from .. import bias, fixtures, hub, modelconfig
 from ..options import sha256_text
 
 
@@ -36,8 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     out, wanted = arguments.out, arguments.expect_sha256
     expected = _expected(arguments)
     where = str(arguments.model or arguments.repo)
-    identity = bias.identity_of(arguments.model) if arguments.model else arguments.repo
-    made_from = made.fingerprint({"from": identity, "text": arguments.source, "count": expected.count})
+    made_from = fixtures.bias_made_from(arguments.model, arguments.repo, arguments.source, expected.count)
     sha256 = None if arguments.force else bias.standing(out, made_from, wanted)
     changed, received = sha256 is None, 0
     if sha256 is None:

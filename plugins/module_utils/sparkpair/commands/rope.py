@@ -17,7 +17,9 @@ def add_to(subparsers: Any) -> None:
     parser.add_argument("--config", type=Path, required=True, metavar="CONFIG_JSON", help="the checkpoint's")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the five files go")
     parser.add_argument(
-        "--expect", type=Path, metavar="ROPE_JSON", help="recorded hashes: others are not installed"
+        "--expect",
+        metavar="ROPE_JSON",
+        help="recorded hashes, a file or its JSON in one word: other tables are not installed",
     )
     parser.add_argument("--force", action="store_true", help="make them also when they stand already")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -27,7 +29,7 @@ def add_to(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Make the tables unless they stand; returns the exit code."""
     parameters = rope.parameters(modelconfig.load(arguments.config), str(arguments.config))
-    expected = rope.load_summary(arguments.expect) if arguments.expect else None
+    expected = _expected(arguments.expect) if arguments.expect else None
     told = None if arguments.force else rope.standing(parameters, arguments.out, expected)
     changed = told is None
     if told is None:
@@ -41,3 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         for name in rope.TABLES:
             print(f"{told[name]}  {name}")
     return 0
+
+
+def _expected(given: str) -> dict[str, int | str]:
+    if given.lstrip().startswith("{"):
+        return rope.summary_of(modelconfig.decode(given, "--expect"), "--expect")
+    return rope.load_summary(Path(given))

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import modelconfig, tokenmap
+from .. import modelconfig, sealed, tokenmap
 from ..options import sha256_text
 
 
@@ -20,6 +20,7 @@ def add_to(subparsers: Any) -> None:
     parser.add_argument(
         "--expect-sha256", type=sha256_text, metavar="HEX", help="another map is not installed"
     )
+    parser.add_argument("--lock", type=Path, metavar="LOCK", help="also write a lock of it, to share it by")
     parser.add_argument("--force", action="store_true", help="make it also when it stands already")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -33,6 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     changed = sha256 is None
     if sha256 is None:
         sha256 = tokenmap.make(arguments.tokenizer, counts, out, expected)
+    if arguments.lock:
+        files = {out.name: (out.stat().st_size, sha256)}
+        sealed.write_lock(arguments.lock, "fixtures", sealed.revision_of(sha256), files)
     if arguments.json:
         told = {"ids": counts[0], "distinct": counts[1], "sha256": sha256, "out": str(out)}
         print(json.dumps({"ok": True, "changed": changed, **told}))
