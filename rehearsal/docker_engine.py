@@ -86,9 +86,9 @@ class PrivateEngine:
             if not shell.alive(pid):
                 break
             time.sleep(0.2)
-        tail = self.log.read_text(errors="replace").strip().splitlines()[-4:]
+        lines = self.log.read_text(errors="replace").strip().splitlines()
         raise Problem(
-            found=f"the private Docker engine did not come up: {' / '.join(tail)}",
+            found=f"the private Docker engine did not come up: {(lines or ['it wrote nothing'])[-1][-300:]}",
             needed="dockerd to answer within 40 s",
             do=f"read {self.log}; a full disk and a kernel without overlayfs are the usual causes",
             code="engine-start",

@@ -72,17 +72,35 @@ def clear_dead_engine(plan: Plan) -> list[str]:
     private = PrivateEngine(plan)
     if os.geteuid() != 0 or private.pid():
         return []
+    sockets = shim_sockets(private.run)
     done = [
         *_end_shims(private.run),
+        *_end_cgroups(private.cgroup),
         *_unmount(private.run, private.data),
         *_remove_bridge(plan),
         *clear_rules(plan),
         *_remove_cgroups(private.cgroup),
     ]
-    if private.pid_file.exists():
-        private.pid_file.unlink()
-        done.append("a stale pid file")
+    for socket in sockets:
+        socket.unlink(missing_ok=True)
+    # A pid file of a dead containerd makes the next engine wait for it instead of starting one.
+    shutil.rmtree(private.run / "exec", ignore_errors=True)
+    for stale in (private.pid_file, private.socket):
+        if stale.exists():
+            stale.unlink()
+            done.append(f"a stale {stale.name}")
     return done
+
+
+def shim_sockets(run_dir: Path) -> list[Path]:
+    """The sockets of our shims, which containerd keeps in a folder that all engines share."""
+    found = []
+    for address in run_dir.glob("exec/containerd/daemon/io.containerd.runtime.v2.task/*/*/address"):
+        with contextlib.suppress(OSError):
+            path = Path(address.read_text().strip().removeprefix("unix://"))
+            if path.is_absolute() and path.is_socket():
+                found.append(path)
+    return found
 
 
 def _end_shims(run_dir: Path) -> list[str]:
@@ -96,6 +114,34 @@ def _end_shims(run_dir: Path) -> list[str]:
     for pid in pids:
         shell.stop(pid, wait_s=2.0)
     return [f"{len(pids)} containerd processes"] if pids else []
+
+
+def _end_cgroups(name: str) -> list[str]:
+    """End what still runs in our control groups: containers outlive a killed engine and its shims."""
+    ended: set[int] = set()
+    for _ in range(3):  # an init that is ended late may have started something
+        found = {pid for top in _cgroups(name) for pid in _members(top)}
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended |= found
+        if not found:
+            break
+        time.sleep(0.2)
+    return [f"{len(ended)} processes of containers"] if ended else []
+
+
+def _members(top: Path) -> list[int]:
+    pids = []
+    for folder, _, files in os.walk(top):
+        if "cgroup.procs" in files:
+            with contextlib.suppress(OSError):
+                pids += [int(word) for word in (Path(folder) / "cgroup.procs").read_text().split()]
+    return pids
+
+
+def _cgroups(name: str) -> list[Path]:
+    return [path for path in (CGROUPS / name, *CGROUPS.glob(f"*/{name}")) if path.is_dir()]
 
 
 def _unmount(*places: Path) -> list[str]:
@@ -126,7 +172,7 @@ def clear_rules(plan: Plan) -> list[str]:
 
 
 def _remove_cgroups(name: str) -> list[str]:
-    found = [path for path in (CGROUPS / name, *CGROUPS.glob(f"*/{name}")) if path.is_dir()]
+    found = _cgroups(name)
     for top in found:
         for folder, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sparkpair.problem import Problem
 
@@ -54,6 +54,7 @@ def test_no_free_subnet_is_a_problem_that_says_so() -> None:
     assert caught.value.code == "no-free-subnet"
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(64, 110), st.integers(0, 255), st.integers(8, 30)), max_size=6))
 def test_a_chosen_subnet_overlaps_nothing(taken: list[tuple[int, int, int]]) -> None:
     networks = [NET(f"10.{b}.{c}.0/{bits}", strict=False) for b, c, bits in taken]
