@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -475,22 +476,31 @@ class SshPeer:
             stop.wait(2.0)
             raise Stalled(problem.found, 0) from None
         cold = [path for path in (source / entry.path for entry in parcel.files) if _is_cold(path)]
-        process = subprocess.Popen(
-            [*dying_with_us(), *rsync_words(source, connection, self._folder, parcel.way, self._stall_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**_environment(), "LC_ALL": "C"},
-        )
-        try:
-            return self._follow(process, parcel, cold, on_bytes, stop)
-        except Stalled:
-            connection.close()  # nobody knows what hangs in it
-            raise
-        finally:
-            end(process)
-            _drop(cold)
+        with contextlib.ExitStack() as stack:
+            # Files, not pipes: ssh's master gets hold of these too and may live on in a dead connection.
+            names, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            names.write("".join(f"{entry.path}\0" for entry in parcel.files).encode())
+            names.seek(0)
+            process = subprocess.Popen(
+                [*dying_with_us(), *rsync_words(source, connection, self._folder, parcel.way, self._stall_s)],
+                stdin=names,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+                env=_environment(),
+            )
+            stack.callback(_drop, cold)
+            stack.callback(end, process)
+            try:
+                moved = self._follow(process, parcel, cold, on_bytes, stop)
+            except Stalled:
+                connection.close()  # nobody knows what hangs in it
+                raise
+            output.seek(0)
+            errors.seek(0)
+            if process.returncode != 0:
+                raise self._failure(process.returncode, errors.read().decode(errors="replace"), moved)
+            return wire_bytes(output.read().decode(errors="replace"))
 
     def _follow(
         self,
@@ -500,41 +510,28 @@ class SshPeer:
         on_bytes: Callable[[int], None],
         stop: threading.Event,
     ) -> int:
-        """Watch one rsync by the bytes that it writes. Returns the bytes on the wire."""
-        names = "".join(f"{entry.path}\0" for entry in parcel.files).encode()
-        output: dict[str, bytes] = {}
-        talk = threading.Thread(
-            target=lambda: output.update(zip("oe", process.communicate(names), strict=True))
-        )
-        talk.start()
-        moved, told, moved_at, dropped_at = 0, 0, time.monotonic(), time.monotonic()
-        while True:
-            talk.join(_POLL_S)
-            if not talk.is_alive():
-                break
+        """Watch one rsync, by the bytes that it writes, until it ends. Returns their number."""
+        moved, told = 0, 0
+        moved_at = dropped_at = time.monotonic()
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
             now = time.monotonic()
             count = _bytes_written(process.pid)
             if count > moved:
                 moved, moved_at = count, now
-                step = min(moved, parcel.size) - told
-                told += step
-                on_bytes(step)
+                on_bytes(min(moved, parcel.size) - told)
+                told = min(moved, parcel.size)
             if stop.is_set() or now - moved_at > self._stall_s:
-                end(process)
-                talk.join()
                 on_bytes(-told)
-                if stop.is_set():
-                    raise Stalled("stopped", moved)
-                raise Stalled(f"no byte moved for {self._stall_s:.0f} s", moved)
+                raise Stalled(
+                    "stopped" if stop.is_set() else f"no byte moved for {self._stall_s:.0f} s", moved
+                )
             if now - dropped_at > _EVICT_EVERY_S:
                 dropped_at = now
                 _drop(cold)
-        errors = output["e"].decode(errors="replace")
-        if process.returncode == 0:
-            on_bytes(parcel.size - told)
-            return wire_bytes(output["o"].decode(errors="replace"))
-        on_bytes(-told)
-        raise self._failure(process.returncode, errors, moved)
+        on_bytes((parcel.size if process.returncode == 0 else 0) - told)
+        return moved
 
     def _failure(self, code: int, errors: str, moved: int) -> Stalled | Problem:
         said = " | ".join(line.strip() for line in errors.splitlines() if line.strip())[-400:]
@@ -614,7 +611,8 @@ def _drop(files: Sequence[Path]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
+    return {**kept, "LC_ALL": "C"}
 
 
 @contextlib.contextmanager
