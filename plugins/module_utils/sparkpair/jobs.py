@@ -75,18 +75,18 @@ class Job:
 def unit_command(job: Job) -> list[str]:
     """The `systemd-run` line of a job: every property visible, no secret in it."""
     folder = job.folder
-    words = '"$SERVICE_RESULT" "$EXIT_CODE" "$EXIT_STATUS"'
-    ended = f"printf '%s %s %s' {words} > {folder}/exit; rm -rf {folder}/secrets"
+    ended = f'echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" > {folder}/exit; rm -rf {folder}/secrets'
     properties = [
         "Type=exec",
         f"Description=sparkpair: {job.name}",
         f"User={job.user}",
-        f"StandardOutput=truncate:{folder}/stdout",
+        # Not truncate: that would empty it again for ExecStopPost. `start` has removed an old one.
+        f"StandardOutput=append:{folder}/stdout",
         # A long copy must not push the desktop or sshd aside.
         "Nice=5",
         "OOMScoreAdjust=500",
         "KillMode=mixed",
-        # '+': as root, whatever the job's user; '$$' is one '$' to systemd.
+        # '+': as root, whatever the job's user; '$$' is one '$' to systemd, '%' is itself in a transient unit.
         f"ExecStopPost=+/bin/sh -c {_quoted(ended)}",
         *(f"LoadCredential={name}:{folder}/secrets/{name}" for name in sorted(job.credentials)),
     ]
@@ -105,7 +105,7 @@ def unit_command(job: Job) -> list[str]:
 
 def _quoted(script: str) -> str:
     """A shell script as one word of an Exec line of systemd."""
-    escaped = script.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$").replace("%", "%%")
+    escaped = script.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return f'"{escaped}"'
 
 
