@@ -16,10 +16,11 @@ from sparkpair import fixtures
 def fixtures_plan(
     peers: Sequence[Mapping[str, Any]], hostvars: Mapping[str, Mapping[str, Any]], head: str, sliced: bool
 ) -> dict[str, list[Mapping[str, Any]]]:
-    """{"share": peers, "cache": peers} out of `peers` (each with host); see `fixtures.plan`."""
+    """{"share": peers, "cache": peers} out of `peers` (each with host), rank added; see `fixtures.plan`."""
     states = {peer["host"]: hostvars[peer["host"]]["__fixtures_state"] for peer in peers}
     hosts = fixtures.plan(hostvars[head]["__fixtures_state"], states, sliced=sliced)
-    return {what: [peer for peer in peers if peer["host"] in names] for what, names in hosts.items()}
+    ranked = [{**peer, "rank": states[peer["host"]]["rank"]} for peer in peers]
+    return {what: [peer for peer in ranked if peer["host"] in names] for what, names in hosts.items()}
 
 
 def input_words(inputs: Mapping[str, Any]) -> list[str]:

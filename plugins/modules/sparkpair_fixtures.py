@@ -110,6 +110,10 @@ needed:
   description: Whether anything at all has to be made or received.
   type: bool
   returned: success
+rank:
+  description: The node's rank, as it was given.
+  type: int
+  returned: success
 rope:
   description: Whether the RoPE tables have to be made; C(token_map) and C(bias) likewise.
   type: bool

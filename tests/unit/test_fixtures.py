@@ -16,7 +16,7 @@ from ansible.module_utils.testing import patch_module_args
 from sparkpair import bias, cli, fixtures, kit, locks, made, rankcache, rope, sealed
 from sparkpair.problem import Problem
 from test_bias import ORIGINAL, checkpoint, checkpoint_files
-from test_kit import World
+from test_kit import World, flip, put_back_time
 from test_rankcache import Engine, quiet
 from test_tokenmap import small_tokenizer
 
@@ -182,6 +182,26 @@ def test_a_second_look_reads_no_file_over_a_mebibyte(pair: Pair) -> None:
     assert pair.head.kit / "aot/aot.json" in ours
     assert [path for path in ours if path.stat().st_size >= 2**20] == []
     assert (pair.head.kit / rope.TABLES[0]).stat().st_size > 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (fixtures.MAP_FILE, {"token_map", "fixtures", "cache"}),
+        (fixtures.BIAS, {"bias", "kit", "cache"}),
+        (rope.SUMMARY, {"rope", "kit", "cache"}),
+    ],
+)
+def test_a_small_file_that_was_changed_behind_its_time_is_made_again(
+    pair: Pair, name: str, expected: set[str]
+) -> None:
+    pair.make_tables()
+    pair.make_kit()
+    put_back_time(pair.head.fixtures / name, flip)
+    assert lacking(pair.state()) == expected
+    pair.make_tables()
+    kit.lay_out(fixtures.kit_order(pair.recipe(), pair.head))
+    assert lacking(pair.state()) == {"cache"}
 
 
 @pytest.mark.parametrize(

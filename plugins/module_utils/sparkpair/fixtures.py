@@ -168,7 +168,8 @@ def state(places: Places, cache: rankcache.Cache, recipe: Recipe | None) -> dict
         [f"no cache of rank {cache.rank} for these inputs in {cache.folder}"] if standing is None else []
     )
     keys = {"kit": key_of(places.kit_lock), "fixtures": key_of(places.fixtures_lock)}
-    return {**todo, "needed": any(todo.values()), "message": message, "keys": keys}
+    needed = any(todo.values())
+    return {"rank": cache.rank, **todo, "needed": needed, "message": message, "keys": keys}
 
 
 def _map_changes(places: Places, recipe: Recipe) -> bool:

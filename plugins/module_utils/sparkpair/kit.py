@@ -271,7 +271,7 @@ def check(
         if path in exempt and path not in entries:
             continue
         entry = LockedFile(path, there.st_size, wanted)
-        if there.st_size >= sealed.SMALL and not full and receipts.holds(entry):
+        if there.st_size >= made.SMALL and not full and receipts.holds(entry):
             continue
         try:
             digest = hashing.digest_file(folder / path)

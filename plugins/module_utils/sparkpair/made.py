@@ -1,7 +1,8 @@
 """Notes of what was made from what: made files are recognised by a stat, never read again for that.
 
 `.sparkpair-made-<what>.json` lies beside the files and tells the fingerprint of their inputs, their sizes and
-hashes; whether a file still is the one that was made, its receipt tells (see `receipts`).
+hashes; whether a file still is the one that was made, its receipt tells (see `receipts`), and of a small one
+its bytes too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from .receipts import Receipts
 
 # Two writes within one tick of the kernel's clock can leave the same mtime.
 _CLOCK_TICK_NS = 20_000_000
+# Below this a file is read again at each look.
+SMALL = 2**20
 
 
 def note_path(directory: Path, what: str) -> Path:
@@ -66,6 +69,12 @@ def vouched(directory: Path, what: str, made_from: str | None = None) -> dict[st
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
     receipts = Receipts.open(directory)
-    if not files or not all(receipts.holds(entry) for entry in files):
+    if not files or not all(receipts.holds(entry) and _same_bytes(directory, entry) for entry in files):
         return None
     return {entry.path: entry.digest for entry in files}
+
+
+def _same_bytes(directory: Path, entry: LockedFile) -> bool:
+    if entry.size >= SMALL:
+        return True
+    return hashlib.sha256((directory / entry.path).read_bytes()).hexdigest() == entry.digest

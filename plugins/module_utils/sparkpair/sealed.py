@@ -17,11 +17,9 @@ from pathlib import Path
 
 from . import atomic, locks
 from .locks import OWN_PREFIX, Lock, LockedFile, listed
+from .made import SMALL
 from .problem import Problem
 from .receipts import Receipts
-
-# Below this a file is read again at each look.
-SMALL = 2**20
 
 MISSING, CHANGED, EXTRA, NOT_PLAIN = "missing", "changed", "not in the lock", "no plain file"
 
