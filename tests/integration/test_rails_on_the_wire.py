@@ -333,3 +333,12 @@ def test_an_input_chain_that_drops_is_recognised(pair: Net) -> None:
     pair.at("worker", "nft add table inet t")
     pair.at("worker", "nft add chain inet t input { type filter hook input priority 0 ; policy drop ; }")
     assert pair.python("worker", seen) == "nftables"
+
+
+def test_a_port_without_an_address_is_still_there(net: Net) -> None:
+    """`ip -4` leaves such a port out; the plan would then say that there is no such device."""
+    net.wire(("head", F0[0]), ("worker", F0[0]))
+    seen = f"from sparkpair import netapply\nresult = dataclasses.asdict(netapply.live_ports()[{F0[0]!r}])"
+    live = net.python("head", seen)
+    assert (live["addresses"], live["mtu"]) == ([], 9000)
+    assert live["mac"].count(":") == 5

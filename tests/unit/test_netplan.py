@@ -520,6 +520,22 @@ def test_the_session_s_address_is_found_above_sudo(tmp_path: Path) -> None:
     assert nodefacts.session_address(99, tmp_path) is None
 
 
+def test_a_cable_that_moved_takes_its_plan_along() -> None:
+    """Our own addresses on the other cage are no foreign use of the subnet."""
+    hosts = []
+    for at, host in ((1, "head"), (2, "worker")):
+        facts = node(
+            host,
+            F1,
+            addresses=[{"netdev": F0[0], "address": f"10.20.0.{at}/24"}],
+            routes=[{"dst": "10.20.0.0/24", "dev": F0[0]}],
+        )
+        hosts.append(with_ports(facts, **{F0[0]: {"own": [f"10.20.0.{at}/24"]}}))
+    plan = linkplan.make(hosts, hears((F1[0], F1[0]), (F1[1], F1[1])))
+    assert by_rail(plan)[0] == [(F1[0], "10.20.0.1"), (F1[0], "10.20.0.2")]
+    assert F0[0] not in (plan.files["head"] or "")
+
+
 # --- putting it into force -------------------------------------------------------------------
 
 
@@ -590,6 +606,14 @@ def test_a_dry_run_shows_the_file_and_sets_nothing(machine: Machine) -> None:
     assert "MTU 1500, not 9000" in result["diff"]["before"]
     assert not machine.own.exists()
     assert machine.calls == []
+
+
+def test_addresses_of_an_earlier_plan_are_taken_off(machine: Machine) -> None:
+    machine.own.write_text("network: {ethernets: {enp1s0f1np1: {addresses: [10.20.0.1/24]}}}")
+    machine.state["enp1s0f1np1"] = netapply.LivePort(("10.20.0.1/24",), 9000, "aa:bb:cc:dd:ee:02")
+    machine.apply()
+    assert "networkctl reconfigure enp1s0f0np0 enp1s0f1np1" in machine.calls
+    assert "ip addr del 10.20.0.1/24 dev enp1s0f1np1" in machine.calls
 
 
 def test_a_session_over_the_link_is_refused_before_anything_is_written(machine: Machine) -> None:

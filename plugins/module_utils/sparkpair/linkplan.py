@@ -160,8 +160,8 @@ def _meet(
             continue
         cages = _cages(facts)
         if not cages:
-            first = facts["problems"][0] if facts.get("problems") else None
-            raise _from_dict(first, host) if first else _no_cable(host)
+            errors = [raw for raw in facts.get("problems") or [] if raw.get("severity") != "warning"]
+            raise _from_dict(errors[0], host) if errors else _no_cable(host)
         options.append({label: tuple(twins) for label, twins in cages.items()})
     combinations = [
         choice
@@ -372,8 +372,12 @@ def _addresses(
 
 
 def _taken(facts: Mapping[str, Any], rails: Iterable[Sequence[Mapping[str, Any]]]) -> list[netplan.Taken]:
-    """What this host uses besides the rails' own ports. Ports of the other cage count as others."""
+    """What this host uses besides the rails' own ports and those of an earlier plan of ours.
+
+    Other ports count: the other cage may lead to other machines.
+    """
     ours = [end["netdev"] for ends in rails for end in ends if end["host"] == facts["host"]]
+    ours += [port["netdev"] for port in facts["ports"] if port["own"] and not port["netplan"]]
     return netplan.taken_networks(facts["host"], facts["addresses"], facts["routes"], ours)
 
 

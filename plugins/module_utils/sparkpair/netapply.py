@@ -220,8 +220,12 @@ def apply(
         atomic.write_text(own_file, text, mode=_MODE)
     else:
         own_file.unlink(missing_ok=True)
+    previous = netplan.own_addresses(before)
+    # Ports of an earlier plan too: a cable that moved must not leave its addresses behind.
     netdevs = [port.netdev for port in wanted]
+    netdevs += [netdev for netdev in previous if netdev in now and netdev not in netdevs]
     failed = activate(renderer, netdevs, run)
+    _drop_previous(previous, wanted, run)
     if failed or _wait_live(wanted, live):
         # The service may not have known the ports before: let netplan do the whole of it.
         failed = _first_failure([["netplan", "apply"]], run)
@@ -235,6 +239,15 @@ def apply(
             code="link-apply",
         )
     return result
+
+
+def _drop_previous(previous: Mapping[str, Sequence[str]], wanted: Sequence[WantedPort], run: Run) -> None:
+    """Take addresses of an earlier plan off the ports that no longer have them; most are gone already."""
+    keep = {(port.netdev, port.address) for port in wanted}
+    for netdev, addresses in previous.items():
+        for address in addresses:
+            if (netdev, address) not in keep:
+                run(["ip", "addr", "del", address, "dev", netdev])
 
 
 def _wait_live(wanted: Sequence[WantedPort], live: Callable[[], Mapping[str, LivePort]]) -> list[str]:

@@ -66,7 +66,7 @@ def collect(
         ],
         "routes": [
             {"dst": str(item.get("dst", "default")), "dev": str(item.get("dev", ""))}
-            for item in sysfs.ip_json("route")
+            for item in sysfs.ip_json("-4", "route")
         ],
         "problems": [problem.as_dict() for problem in report.problems],
         "ssh_address": session_address(),
@@ -74,6 +74,7 @@ def collect(
         "settled": settled,
         "pair": pair.as_dict() if pair else None,
         "named": list(netdevs),
+        "cabled": any(cage.cabled for cage in cages),
     }
 
 

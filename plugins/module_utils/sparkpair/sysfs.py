@@ -240,11 +240,12 @@ def _add_live_addresses(netdevs: dict[str, Netdev]) -> None:
 
 
 def ip_json(*words: str) -> list[dict[str, Any]]:
-    """`ip -4 -j WORDS` as parsed JSON; empty where `ip` is absent or refuses."""
+    """`ip -j WORDS` as parsed JSON; empty where `ip` is absent or refuses.
+
+    Not with -4 for `addr`: that leaves out devices without an IPv4 address.
+    """
     try:
-        done = subprocess.run(
-            ["ip", "-4", "-j", *words], capture_output=True, text=True, timeout=10, check=False
-        )
+        done = subprocess.run(["ip", "-j", *words], capture_output=True, text=True, timeout=10, check=False)
         parsed = json.loads(done.stdout or "[]")
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return []
