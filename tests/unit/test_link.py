@@ -50,6 +50,19 @@ def test_two_pci_domains_are_one_cage(tmp_path: Path) -> None:
     ]
 
 
+def test_the_byte_that_counts_pci_links_does_not_part_the_twins(tmp_path: Path) -> None:
+    """Newer kernels append it to the switch id; the ports of another card stay apart."""
+    healthy(tmp_path)
+    for netdev, tail in (("enp1s0f0np0", "00"), ("enP2p1s0f0np0", "01")):
+        put(tmp_path / "sys/class/net" / netdev / "phys_switch_id", f"4cbb470300001a16{tail}")
+    for netdev in ("enp1s0f1np1", "enP2p1s0f1np1"):
+        put(tmp_path / "sys/class/net" / netdev / "phys_switch_id", "0011223344556677")
+        put(tmp_path / "sys/class/net" / netdev / "phys_port_name", "p0")
+    cages = link.find_cages(sysfs.read_tree(tmp_path))
+    assert [len(cage.netdevs) for cage in cages] == [2, 2]
+    assert [rail.netdev for rail in link.read_link(tmp_path).rails] == ["enp1s0f0np0", "enP2p1s0f0np0"]
+
+
 def test_without_port_names_the_function_in_the_name_groups_the_twins(tmp_path: Path) -> None:
     healthy(tmp_path, "p1")
     for netdev in HALVES:

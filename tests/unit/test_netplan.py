@@ -374,6 +374,16 @@ network:
     assert "nmcli connection delete 6b7a" in caught.value.do
 
 
+def test_a_definition_for_every_port_is_to_be_narrowed() -> None:
+    """networkd takes the first file that matches: `all-en` would win over ours."""
+    text = "network: {ethernets: {all-en: {match: {name: 'en*'}, dhcp4: true}}}"
+    config = netplan.port_configs({"/etc/netplan/01.yaml": text}, MACS)[F0[0]]
+    head = with_ports(node("head"), **{F0[0]: {"competing": netplan.competing(config, F0[0])}})
+    with pytest.raises(Problem) as caught:
+        linkplan.make([head, node("worker")], STRAIGHT)
+    assert "narrow the match of all-en" in caught.value.do
+
+
 # --- subnets ---------------------------------------------------------------------------------
 
 
@@ -606,6 +616,30 @@ def test_a_dry_run_shows_the_file_and_sets_nothing(machine: Machine) -> None:
     assert "MTU 1500, not 9000" in result["diff"]["before"]
     assert not machine.own.exists()
     assert machine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("renderer", "steps"),
+    [
+        ("networkd", ["networkctl reload", "networkctl reconfigure a b"]),
+        (
+            "NetworkManager",
+            ["nmcli connection reload", "nmcli connection up netplan-a", "nmcli connection up netplan-b"],
+        ),
+    ],
+)
+def test_only_the_link_s_ports_are_configured_anew(machine: Machine, renderer: str, steps: list[str]) -> None:
+    """Field report 12: with NetworkManager a whole `netplan apply` would blip the management connection."""
+    assert netapply.activate(renderer, ["a", "b"], machine.run) == []
+    assert machine.calls[0] == "netplan generate"
+    assert [line for line in machine.calls[1:] if not line.startswith("systemctl")] == steps
+
+
+def test_what_the_service_could_not_do_netplan_does_as_a_whole(machine: Machine) -> None:
+    machine.refuses = "networkctl reload"
+    with pytest.raises(Problem):
+        machine.apply()
+    assert "netplan apply" in machine.calls
 
 
 def test_addresses_of_an_earlier_plan_are_taken_off(machine: Machine) -> None:

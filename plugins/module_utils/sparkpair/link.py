@@ -103,6 +103,14 @@ def rdma_of(tree: Tree, netdev: str) -> RdmaPort | None:
     return named if named and not named.netdevs else None
 
 
+def _card(netdev: Netdev) -> str:
+    """The card that a port belongs to: the 8 bytes of its system image GUID.
+
+    Newer kernels append a byte to the switch id that counts the card's PCI links, which the twins differ in.
+    """
+    return netdev.switch_id[:16]
+
+
 def find_cages(tree: Tree) -> list[Cage]:
     """The ConnectX-7 cages of a node, sorted by port label. Other network devices are left out."""
     found = [
@@ -110,12 +118,12 @@ def find_cages(tree: Tree) -> list[Cage]:
         for netdev in tree.netdevs.values()
         if sysfs.is_candidate(netdev, rdma_of(tree, netdev.name) is not None)
     ]
-    switches = {netdev.switch_id for netdev in found if netdev.switch_id}
+    switches = {_card(netdev) for netdev in found if netdev.switch_id}
     # A half that does not tell its switch belongs to the only one there is.
     default = switches.pop() if len(switches) == 1 else ""
     groups: dict[tuple[str, str], list[Netdev]] = {}
     for netdev in found:
-        groups.setdefault((netdev.switch_id or default, netdev.port), []).append(netdev)
+        groups.setdefault((_card(netdev) or default, netdev.port), []).append(netdev)
     return [
         Cage(port, switch, tuple(sorted(members, key=lambda netdev: netdev.order)))
         for (switch, port), members in sorted(groups.items(), key=lambda item: (item[0][1], item[0][0]))

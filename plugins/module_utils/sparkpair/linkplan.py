@@ -397,15 +397,18 @@ def _file(facts: Mapping[str, Any], plan: Plan) -> str | None:
                 found=f"{end['netdev']} is claimed by {', '.join(port['competing'])} "
                 f"({', '.join(port['files'])}) as well",
                 needed="one definition for a port of the link: of several only one becomes active",
-                do=f"remove it, or with NetworkManager: nmcli connection delete {_uuid(port['competing'][0])}",
+                do=_give_up(port["competing"][0], end["netdev"]),
                 code="link-competing",
                 host=facts["host"],
             )
     return netplan.render(ports, facts["renderer"])
 
 
-def _uuid(definition: str) -> str:
-    return definition.removeprefix("NM-")
+def _give_up(definition: str, netdev: str) -> str:
+    """How to take a port out of another definition; NetworkManager's own ones are named NM-UUID."""
+    if definition.startswith("NM-"):
+        return f"sudo nmcli connection delete {definition.removeprefix('NM-')}"
+    return f"narrow the match of {definition} in that file so that it leaves {netdev} out, or remove it"
 
 
 def _warn(hosts: Sequence[Mapping[str, Any]], plan: Plan) -> None:

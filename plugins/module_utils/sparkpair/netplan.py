@@ -69,8 +69,15 @@ def list_files(root: Path = Path("/")) -> dict[str, str]:
 
 def load_yaml(path: str, text: str) -> Mapping[str, Any]:
     """One netplan file as a mapping. Raises Problem (code netplan-file) if it is none."""
-    import yaml
-
+    try:
+        import yaml
+    except ImportError:
+        raise Problem(
+            found="the system's Python has no yaml, so netplan's files can't be read",
+            needed="python3-yaml, which netplan.io itself needs",
+            do="sudo apt-get install python3-yaml",
+            code="netplan-yaml",
+        ) from None
     try:
         parsed = yaml.safe_load(text)
     except yaml.YAMLError as error:
