@@ -123,11 +123,14 @@ def _verdict(state: dict[str, Any], started: dict[str, Any]) -> dict[str, Any]:
         return state
     if state["active"]:
         return {"failed": True, "msg": f"found: still running\nneeded: its end\ndo: {_goes_on(unit)}"}
-    result = state["result"] if isinstance(state["result"], dict) else {}
-    if state["exit"] and state["exit"][0] == "success" and result.get("ok", True):
+    told = isinstance(state["result"], dict)
+    result = state["result"] if told else {}
+    ended_well = bool(state["exit"]) and state["exit"][0] == "success"
+    if ended_well and told and result.get("ok"):
         return {"changed": bool(result.get("changed", True)), "result": result, "unit": unit}
     problems = result.get("problems") or []
     how = " ".join(state["exit"] or ["no trace of its end: was the node restarted?"])
+    how += "" if told else ", without a result"
     texts = [f"found: {p['found']}\nneeded: {p['needed']}\ndo: {p['do']}" for p in problems] or [
         f"found: {unit} ended badly ({how})\nneeded: its success\ndo: journalctl -u {unit}",
         *state["log"],

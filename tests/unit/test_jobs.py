@@ -29,6 +29,13 @@ def test_the_secret_is_removed_when_the_job_ends(tmp_path: Path) -> None:
     assert f"rm -rf {tmp_path}/fetch-checkpoint/secrets" in stop
 
 
+def test_only_the_result_is_on_stdout(tmp_path: Path) -> None:
+    """systemd lets stderr follow stdout unless told: progress would spoil the one JSON object."""
+    command = jobs.unit_command(a_job(tmp_path))
+    assert "--property=StandardError=journal" in command
+    assert f"--property=StandardOutput=append:{tmp_path}/fetch-checkpoint/stdout" in command
+
+
 def test_no_time_limit_ends_a_job(tmp_path: Path) -> None:
     """R9: a fixed limit kills a download that is fine."""
     assert not any("RuntimeMaxSec" in word for word in jobs.unit_command(a_job(tmp_path)))
