@@ -23,6 +23,7 @@ UVERBS = 4
 def main() -> None:
     given = json.loads(Path("/etc/rehearsal/node.json").read_text())
     make_writable()
+    share_mounts()
     make_rdma_devices()
     name_management(given["gateway"], given["route_out"])
     make_host_keys()
@@ -38,6 +39,11 @@ def make_writable() -> None:
     for hierarchy in top.iterdir():
         if hierarchy.is_dir() and hierarchy.is_mount():
             call("mount", "-o", "remount,rw,bind", str(hierarchy))
+
+
+def share_mounts() -> None:
+    """As systemd does on a machine, not in a container: else a unit's credentials, mounted aside, never appear."""
+    call("mount", "--make-rshared", "/")
 
 
 def make_rdma_devices() -> None:

@@ -82,6 +82,7 @@ def unit_command(job: Job) -> list[str]:
         f"User={job.user}",
         # Not truncate: that would empty it again for ExecStopPost. `start` has removed an old one.
         f"StandardOutput=append:{folder}/stdout",
+        "StandardError=journal",  # it would follow the output into its file
         # By default it would go where stdout goes, and progress would spoil the one JSON object.
         "StandardError=journal",
         # A long copy must not push the desktop or sshd aside.
