@@ -22,6 +22,10 @@ options:
     description: How many rails are wanted.
     type: int
     default: 2
+  rails_required:
+    description: Fewer rails than this are an error, a missing one beyond it a warning.
+    type: int
+    default: 2
   mtu:
     description: The MTU that is wanted, in bytes.
     type: int
@@ -67,6 +71,7 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         params["hosts"],
         params["heard"],
         rails=params["rails"],
+        required=params["rails_required"],
         mtu=params["mtu"],
         subnets=params["subnets"],
     )
@@ -79,6 +84,7 @@ def main() -> None:
             "hosts": {"type": "list", "elements": "dict", "required": True},
             "heard": {"type": "dict"},
             "rails": {"type": "int", "default": 2},
+            "rails_required": {"type": "int", "default": 2},
             "mtu": {"type": "int", "default": 9000},
             "subnets": {"type": "list", "elements": "str", "default": list(netplan.DEFAULT_SUBNETS)},
         },

@@ -177,6 +177,16 @@ def test_one_rail_is_enough_when_it_is_asked_for() -> None:
     assert by_rail(plan) == [[(F0[1], "10.20.0.1"), (F0[1], "10.20.0.2")]]
 
 
+def test_a_half_that_is_dead_is_left_out_where_one_rail_is_enough() -> None:
+    """Field report 4: the run goes on with one rail and says why."""
+    hosts = [node("head"), node("worker", cabled=[F0[0]])]
+    plan = linkplan.make(hosts, hears((F0[0], F0[0])), rails=2, required=1)
+    assert by_rail(plan) == PLANNED[:1]
+    assert [(problem.code, problem.severity) for problem in plan.warnings] == [
+        ("link-too-few-rails", "warning")
+    ]
+
+
 def test_a_node_without_a_cable_tells_its_own_finding() -> None:
     finding = {"code": "link-no-device", "found": "no ConnectX-7", "needed": "one", "do": "plug it"}
     with pytest.raises(Problem) as caught:

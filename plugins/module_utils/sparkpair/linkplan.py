@@ -71,12 +71,14 @@ def make(
     heard: Mapping[str, Iterable[Heard]] | None,
     *,
     rails: int = 2,
+    required: int | None = None,
     mtu: int = 9000,
     subnets: Sequence[str] = netplan.DEFAULT_SUBNETS,
 ) -> Plan:
     """Plan the link of all `hosts` (rank 0 first).
 
     Args:
+        rails, required: how many rails are wanted; fewer than `required` (default: all) are an error.
         heard: what each host heard on the wire; None where nobody listened: a dry run, or all is settled.
     Raises Problem where the cable leads nowhere, the choice is not clear, or addresses clash.
     """
@@ -88,6 +90,12 @@ def make(
     plan = Plan(mtu=mtu)
     meeting = _meet(hosts, heard, rails, named, plan.warnings)
     lists = _choose_twins(hosts, meeting, heard, rails, subnets)
+    if not lists or len(lists[0]) < rails:
+        problem = _too_few(hosts, lists, meeting, rails)
+        if not lists or len(lists[0]) < (rails if required is None else required):
+            raise problem
+        problem.severity = "warning"
+        plan.warnings.append(problem)
     _check_devices(hosts, lists)
     plan.mtu = _settle_mtu(hosts, lists, mtu, plan.warnings)
     plan.rails = _addresses(hosts, lists, subnets, plan)
@@ -235,7 +243,7 @@ def _choose_twins(
     rails: int,
     subnets: Sequence[str],
 ) -> list[Twins]:
-    """Each rank's ports in the order of the rails, so that those of one rail meet on the wire.
+    """Each rank's ports in the order of the rails, so that those of one rail meet on the wire. May be too few.
 
     Inside a cage every half may hear every other one; then the order that keeps the most addresses in
     place wins, and the board's order where nothing speaks for another.
@@ -254,10 +262,7 @@ def _choose_twins(
         score = (len(good), kept, -place)
         if best is None or score > best[0]:
             best = (score, [tuple(ends[rank] for ends in good) for rank in range(len(hosts))])
-    lists = best[1] if best else []
-    if not lists or len(lists[0]) < rails:
-        raise _too_few(hosts, lists, meeting, rails)
-    return lists
+    return best[1] if best and best[1][0] else []
 
 
 def _meets(names: Sequence[str], ends: Sequence[str], edges: set[frozenset[tuple[str, str]]]) -> bool:
