@@ -46,8 +46,8 @@ class Pinned:
     @property
     def message(self) -> str:
         """The lock in one line."""
-        lock = self.lock
-        return f"{lock.repo} @ {lock.revision}: {len(lock.files)} files, {size(lock.total_bytes)}"
+        lock, count = self.lock, len(self.lock.files)
+        return f"{lock.repo} @ {lock.revision}: {count} file{'s' * (count != 1)}, {size(lock.total_bytes)}"
 
 
 def pin(
