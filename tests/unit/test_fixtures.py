@@ -386,4 +386,5 @@ def test_the_role_and_the_library_name_the_same_files() -> None:
     assert f"fixtures_dir }}}}/{fixtures.MAP_FILE}" in tasks
     assert f"fixtures_dir }}}}/{fixtures.BIAS}" in tasks
     assert kit.GENERATED[kit.BIAS] == fixtures.BIAS
+    assert variables["__fixtures_outgoing"].endswith(f"/{rankcache.OUTGOING}")
     assert bias.SUFFIX.startswith(".ffn")

@@ -208,6 +208,22 @@ def test_too_little_room_is_told_before_anything_is_written_or_removed(
     assert rankcache.standing(cache_of(tmp_path)) == old
 
 
+@pytest.mark.parametrize("below", ["", "for-worker"])
+def test_too_little_room_names_the_variants_that_take_it(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    """Field report 36: what was superseded stays, and nobody sees it."""
+    old = tmp_path / "rank-cache/dsv41-old"
+    old.mkdir(parents=True)
+    (old / "rank0of2-0123456789abcdef0123.bin").touch()
+    (tmp_path / "rank-cache/empty").mkdir()
+    monkeypatch.setattr("sparkpair.disk.free_bytes", lambda _: 0)
+    folder = tmp_path / "rank-cache/v" / below
+    with pytest.raises(Problem) as fault:
+        written(rankcache.Cache(folder, 0, 2, INPUTS, tmp_path / "lock.json"), model)
+    assert fault.value.do.endswith(f"caches of other variants lie in {old}")
+
+
 def test_what_gives_way_counts_as_room(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = written(cache_of(tmp_path), model)
     room = rankcache.MARGIN + len(Engine().index) + 7000 - old.total_bytes

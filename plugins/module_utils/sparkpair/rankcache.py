@@ -29,6 +29,8 @@ from .receipts import Receipts
 PROGRAMS = "/opt/tensorfold/bin"
 WRITER, CHECKER = "tf-dsv41-rank-cache", "tf-dsv41-check"
 LABEL = "sparkpair.job"
+# Where caches of other ranks wait below the variant's folder until they are sent.
+OUTGOING = "for-worker"
 # Left free beside the cache: a full disk stops more than this job.
 MARGIN = 2**30
 _POLL_S = 0.5
@@ -203,7 +205,7 @@ def write(
     warnings = compare(plan, expected)
     needed = plan.bytes + plan.index_bytes + MARGIN
     reclaimed = sum(path.stat().st_size for path in [*_partials(cache), *([old] if old else [])])
-    disk.require_room(cache.folder, needed - reclaimed, f"the cache of rank {cache.rank}")
+    _require_room(cache, needed - reclaimed)
     _clear(cache)
     try:
         file = _write(cache, model, run, plan, progress)
@@ -213,6 +215,23 @@ def write(
         _clear(cache)
         raise
     return lock, plan, warnings
+
+
+def _require_room(cache: Cache, needed: int) -> None:
+    try:
+        disk.require_room(cache.folder, needed, f"the cache of rank {cache.rank}")
+    except Problem as problem:
+        others = other_variants(cache.folder)
+        if others:
+            problem.do += f"; caches of other variants lie in {', '.join(map(str, others))}"
+        raise
+
+
+def other_variants(folder: Path) -> list[Path]:
+    """Folders of rank caches beside this variant's, which may be superseded."""
+    variant = folder.parent if folder.name == OUTGOING else folder
+    found = {path.parent for path in variant.parent.glob("*/rank*of*.bin")}
+    return sorted(found - {variant})
 
 
 def _partials(cache: Cache) -> list[Path]:
