@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sparkpair import link, pairfile, sysfs
 from sparkpair.cli import main
 from sparkpair.problem import Problem
@@ -386,3 +389,35 @@ def test_a_pair_file_survives_its_own_text() -> None:
     pair = the_pair()
     assert pairfile.parse(json.loads(pair.text())) == pair
     assert (pair.world, pair.me.host, [peer.host for peer in pair.peers]) == (2, "spark-a", ["spark-b"])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10_000),
+            st.sampled_from(
+                ["gone", "folder", "", "0", "-1", "up", "RoCE v2", "::ffff:10.20.0.1", "\xff", "9" * 40]
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_no_recorded_tree_is_too_broken(damage: list[tuple[int, str]]) -> None:
+    """Missing, unreadable or nonsensical files give findings, never a traceback."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        healthy(root)
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        for at, what in damage:
+            path = files[at % len(files)]
+            if path.is_file():
+                path.unlink()
+            if what == "folder":
+                path.mkdir(exist_ok=True)
+            elif what != "gone" and not path.is_dir():
+                path.write_text(what)
+        for pair in (None, the_pair()):
+            report = link.read_link(root, pair=pair)
+            assert json.dumps(report.as_dict())
+            assert report.errors or all(rail.state == "ready" for rail in report.rails)
