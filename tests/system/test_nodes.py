@@ -101,11 +101,12 @@ def test_the_worker_has_no_way_to_the_internet(worker: Any) -> None:
 
 
 def test_the_library_serves_on_both_nodes(node: Any) -> None:
-    assert (
-        run(node, "/opt/sparkpair/venv/bin/python -c 'import numpy, tokenizers, huggingface_hub; print(1)'")
-        == "1"
-    )
     assert run(node, "/opt/sparkpair/venv/bin/sparkpair --version").startswith("sparkpair ")
+    assert run(node, "/opt/sparkpair/venv/bin/sparkpair link --root /run/spark-tree")
+
+
+def test_the_head_has_what_its_work_needs(head: Any) -> None:
+    assert run(head, "/opt/sparkpair/venv/bin/python -c 'import numpy, tokenizers, huggingface_hub; print(1)'") == "1"
 
 
 def test_the_system_python_is_left_alone(node: Any) -> None:

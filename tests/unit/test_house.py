@@ -139,7 +139,9 @@ def test_every_role_variable_that_wiring_sets_exists() -> None:
         for name in load(PROJECT / "group_vars/all/wiring.yml")
         if any(name.startswith(f"{role}_") for role in ROLES)
     }
-    assert set_there <= known
+    # Facts that a role sets anew, with what an earlier run settled as their first value.
+    facts = {"image_tag", "link_master_address", "link_peer_address"}
+    assert set_there - facts <= known
 
 
 def test_the_two_locks_are_one_resolution() -> None:
