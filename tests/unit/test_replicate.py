@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparkpair import cli, locks, peer, replicate, verify
+from sparkpair import cli, locks, peer, replicate, sshpeer, verify
 from sparkpair.locks import Lock, LockedFile
 from sparkpair.peer import Connection, Login
 from sparkpair.problem import Problem
@@ -45,14 +45,18 @@ class FolderPeer:
     faults: dict[str, list[str]] = field(default_factory=dict)
     name: str = "spark-b"
     sent: list[tuple[str, Way]] = field(default_factory=list)
-    questions: list[bool] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     free_bytes: int = 10**12
     delay_s: float = 0.0
 
-    def verify(self, lock: Lock, *, only_listed: bool) -> dict[str, Any]:
-        self.questions.append(only_listed)
-        report = verify.verify(lock, self.folder, only_listed=only_listed, quiet=True).as_dict()
-        return {**report, "free_bytes": self.free_bytes}
+    def survey(self, lock: Lock) -> dict[str, Any]:
+        self.follower = verify.Follower(lock, self.folder)
+        return {**verify.verify(lock, self.folder, quiet=True).as_dict(), "free_bytes": self.free_bytes}
+
+    def check(self, entry: LockedFile, stop: threading.Event) -> dict[str, Any] | None:
+        self.events.append(f"check {entry.path}")
+        bad = self.follower.check(entry.path)
+        return bad.as_dict() if bad else None
 
     def send(
         self,
@@ -64,6 +68,7 @@ class FolderPeer:
     ) -> int:
         for entry in parcel.files:
             self.sent.append((entry.path, parcel.way))
+            self.events.append(f"send {entry.path}")
             fault = (self.faults.get(entry.path) or [""]).pop(0)
             data = (source / entry.path).read_bytes()
             place = self.folder / entry.path
@@ -132,13 +137,12 @@ def test_a_second_copy_sends_nothing(source: Path, there: FolderPeer) -> None:
     assert (again.files, again.kept_files, again.as_dict()["changed"]) == (0, 5, False)
 
 
-def test_verification_overlaps_the_next_file(source: Path, there: FolderPeer) -> None:
-    """Each file is verified as it lands, not all of them at the end."""
-    there.delay_s = 0.05
+def test_a_file_is_verified_while_the_next_ones_travel(source: Path, there: FolderPeer) -> None:
+    there.delay_s = 0.1
     copy(source, there, streams=1)
-    first, *batches, last = there.questions
-    assert not first and not last
-    assert len(batches) >= 3 and all(batches)
+    first_check = there.events.index("check model-00003.safetensors")
+    assert first_check < there.events.index("send config.json")
+    assert sum(event.startswith("check") for event in there.events) == 5
 
 
 def test_only_what_is_missing_is_sent_and_half_a_file_is_resumed_field_report_50(
@@ -274,15 +278,15 @@ def test_small_files_travel_together_and_ways_apart() -> None:
 
 def test_rsync_copies_whole_plain_files_without_delta_or_compression_field_report_50(tmp_path: Path) -> None:
     connection = Connection("10.20.0.2", Login("sparkpair"), tmp_path, "c0", None)
-    fresh = replicate.rsync_words(Path("/w"), connection, "/var/lib/x", Way.FRESH, 60)
+    fresh = sshpeer.rsync_words(Path("/w"), connection, "/var/lib/x", Way.FRESH, 60)
     assert {"--whole-file", "--copy-links", "--inplace", "--checksum-choice=none", "--timeout=60"} <= set(
         fresh
     )
     assert not {"-z", "--compress", "--links", "-a"} & set(fresh)
     assert fresh[-2:] == ["/w/", "sparkpair@10.20.0.2:/var/lib/x/"]
-    resume = replicate.rsync_words(Path("/w"), connection, "/var/lib/x", Way.RESUME, 60)
+    resume = sshpeer.rsync_words(Path("/w"), connection, "/var/lib/x", Way.RESUME, 60)
     assert "--append" in resume and "--whole-file" not in resume
-    again = replicate.rsync_words(Path("/w"), connection, "/var/lib/x", Way.REPLACE, 0.1)
+    again = sshpeer.rsync_words(Path("/w"), connection, "/var/lib/x", Way.REPLACE, 0.1)
     assert {"--whole-file", "--ignore-times", "--timeout=1"} <= set(again)
     assert "--inplace" not in again  # what another folder links to must not change with it
 
@@ -294,8 +298,8 @@ def test_an_ipv6_address_gets_its_brackets_back_for_rsync(tmp_path: Path) -> Non
 
 
 def test_bytes_on_the_wire_come_from_rsyncs_own_count() -> None:
-    assert replicate.wire_bytes("x\nTotal bytes sent: 402,752,113\nTotal bytes received: 35\n") == 402752113
-    assert replicate.wire_bytes("") == 0
+    assert sshpeer.wire_bytes("x\nTotal bytes sent: 402,752,113\nTotal bytes received: 35\n") == 402752113
+    assert sshpeer.wire_bytes("") == 0
 
 
 def test_two_copies_of_a_folder_to_one_target_are_refused(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparkpair import cli, hashing, locks, verify
+from sparkpair import cli, hashing, locks, pagecache, verify
 from sparkpair.locks import Lock, LockedFile
 from sparkpair.receipts import NAME, Receipts
 
@@ -219,3 +220,37 @@ def test_receipts_for_45_files_lie_beside_the_data(tmp_path: Path) -> None:
     assert verify.verify(lock_of(content), folder, quiet=True).bytes == 45
     assert verify.verify(lock_of(content), folder, quiet=True).bytes == 0
     assert (folder / NAME).is_file()
+
+
+def test_following_answers_for_each_file_as_it_arrives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / SHARD).unlink()
+    (folder / "config.json").write_bytes(b'{"model_type": "deepseek_v42"}')
+
+    def asked() -> Iterator[str]:
+        yield json.dumps(json.loads(locks.dump(LOCK))) + "\n"
+        (folder / SHARD).write_bytes(CONTENT[SHARD])
+        for path in (SHARD, "config.json", "../secret"):
+            yield json.dumps(path) + "\n"
+
+    lines = asked()
+
+    class Stdin:
+        def readline(self) -> str:
+            return next(lines)
+
+        def __iter__(self) -> Iterator[str]:
+            return lines
+
+    monkeypatch.setattr("sys.stdin", Stdin())
+    words = ["verify", "--lock", "-", "--dir", str(folder), "--json", "--quiet", "--follow"]
+    assert cli.main(words) == 0
+    report, *answers = map(json.loads, capsys.readouterr().out.splitlines())
+    assert set(report["files"]) == {SHARD, "config.json"}
+    told = {answer["path"]: answer["bad"] for answer in answers}
+    assert told[SHARD] is None
+    assert told["config.json"]["state"] == "wrong-hash"
+    assert told["../secret"]["state"] == "not-plain"
+    assert Receipts.open(folder).holds(LOCK.by_path[SHARD])
+    assert pagecache.resident_bytes(folder / SHARD) == 0

@@ -7,6 +7,7 @@ a link that goes down in the middle ends the connection, it doesn't move it to t
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -18,9 +19,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import pairfile, paths, sysfs
 from .link import rdma_of
@@ -31,6 +34,8 @@ _TARGET = re.compile(
 )
 _CONNECT_S = 10
 # Fastest first: with AES in the processor, GCM takes the least of it. The rest for peers without.
+# Half the work of a login, and nothing secret travels here that would have to last against quantum computers.
+_KEX = "^curve25519-sha256"
 _CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr"
 
 
@@ -167,6 +172,7 @@ def ssh_config(login: Login, device: str | None) -> str:
     lines = [
         "BatchMode yes",
         f"Ciphers {_CIPHERS}",
+        f"KexAlgorithms {_KEX}",
         "Compression no",
         f"ConnectTimeout {_CONNECT_S}",
         "ServerAliveInterval 5",
@@ -209,6 +215,7 @@ class Connection:
         self._said = folder / f"{name}.err"
         self._config.write_text(ssh_config(login, device))
         self._master: subprocess.Popen[bytes] | None = None
+        self._limit = 0.0
 
     @property
     def host(self) -> str:
@@ -229,24 +236,27 @@ class Connection:
     def _ssh(self, *options: str) -> list[str]:
         return ["ssh", "-F", str(self._config), "-S", str(self._socket), *options]
 
-    def open(self) -> None:
-        """Log in, unless it is open. Raises Problem with ssh's own words."""
+    def start(self) -> None:
+        """Begin to log in, unless it has begun; `open` waits for the end of it."""
         if self._master and self._master.poll() is None:
             return
         self._socket.unlink(missing_ok=True)
         with self._said.open("wb") as said:
-            self._master = subprocess.Popen(
-                [*dying_with_us(), *self._ssh("-M", "-N", "--"), self.host],
+            self._master = spawn(
+                self._ssh("-M", "-N", "--", self.host),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                start_new_session=True,
             )
-        limit = time.monotonic() + 3 * _CONNECT_S
+        self._limit = time.monotonic() + 3 * _CONNECT_S
+
+    def open(self) -> None:
+        """Log in, unless it is open. Raises Problem with ssh's own words."""
+        self.start()
         while not self._socket.exists():
-            if self._master.poll() is not None:
+            if self._master is None or self._master.poll() is not None:
                 raise _no_login(self.host, self._said.read_text(errors="replace"))
-            if time.monotonic() > limit:
+            if time.monotonic() > self._limit:
                 self.close()
                 raise _no_login(self.host, f"no login within {3 * _CONNECT_S} s")
             time.sleep(0.005)
@@ -263,20 +273,9 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, words: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run `words` there. Raises Problem when the connection fails (ssh's exit code 255)."""
-        self.open()
-        done = subprocess.run(
-            [*self._ssh("--"), self.host, shlex.join(words)],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode == 255:
-            raise _no_login(self.host, done.stderr)
-        return done
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The command line that runs `words` there, on the open connection."""
+        return self._ssh("--", self.host, shlex.join(words))
 
 
 def _no_login(host: str, said: str) -> Problem:
@@ -303,10 +302,20 @@ def private_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def dying_with_us() -> list[str]:
-    """Words before a command that end it when this thread's process is killed."""
+def spawn(words: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own that ends when this process is killed.
+
+    That signal comes when the *thread* ends that started the command, so one lasting thread starts all.
+    """
     program = shutil.which("setpriv")
-    return [program, "--pdeathsig", "TERM", "--"] if program else []
+    guard = [program, "--pdeathsig", "TERM", "--"] if program else []
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    return _spawner().submit(start, [*guard, *words], start_new_session=True, **streams).result()
+
+
+@functools.cache
+def _spawner() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="spawn")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

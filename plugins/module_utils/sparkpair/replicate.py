@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -26,19 +22,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import hashing, pagecache, paths, verify
+from . import hashing, verify
 from .console import Progress, size
-from .locks import Lock, LockedFile, dump
-from .peer import Connection, dying_with_us, end
+from .locks import Lock, LockedFile
 from .problem import Problem
 
 _BATCH_BYTES = 64 << 20  # smaller files travel together
-_MOST_STALLS = 3
-_POLL_S = 0.1
-_EVICT_EVERY_S = 2.0
+MOST_TRIES = 3  # again, for one file
 _MARGIN = 64 << 20  # bytes of the peer's disk that stay free
-# rsync's exit codes of a connection that broke: socket, protocol, timeouts, ssh. Worth another try.
-_BROKEN = {10, 12, 20, 30, 35, 255}
 
 
 class Way(Enum):
@@ -70,12 +61,15 @@ class Stalled(Exception):
 
 
 class Peer(Protocol):
-    """What replicate needs of the other side; see `SshPeer`. The methods are called from several threads."""
+    """What replicate needs of the other side; see `sshpeer`. `check` and `send` come from several threads."""
 
     name: str
 
-    def verify(self, lock: Lock, *, only_listed: bool) -> dict[str, Any]:
-        """What `sparkpair verify --json` says of the peer's folder, plus "free_bytes" there."""
+    def survey(self, lock: Lock) -> dict[str, Any]:
+        """What `sparkpair verify --json` says of the peer's folder. Called first, once."""
+
+    def check(self, entry: LockedFile, stop: threading.Event) -> dict[str, Any] | None:
+        """What is wrong with one file of the peer ("state", "expected", "got"), None when it is right."""
 
     def send(
         self,
@@ -123,16 +117,15 @@ def replicate(
     twice or its flow stalled too often. The folder of the peer then keeps what is whole.
     """
     begun = time.monotonic()
-    with _in_background(lambda: peer.verify(lock, only_listed=False)) as answer:
+    with _in_background(lambda: peer.survey(lock)) as answer:
         _require_source(lock, source, quiet=quiet)
     there = answer()
-    plan, present = plan_for(lock, there)
+    plan, present = plan_for(lock, there, peer.name)
     result = Result(kept_files=len(lock.files) - len(plan))
     if plan:
         _require_room(plan, present, there, peer.name)
         count = streams or default_streams()
-        _Transfer(lock, source, peer, result, quiet=quiet).run(parcels(plan), present, count)
-        _raise_first(peer.verify(lock, only_listed=False), peer.name)
+        _Transfer(source, peer, result, quiet=quiet).run(parcels(plan), count)
     result.seconds = time.monotonic() - begun
     return result
 
@@ -142,7 +135,7 @@ def default_streams() -> int:
     return max(2, min(4, hashing.cores() // 2))
 
 
-def plan_for(lock: Lock, report: dict[str, Any]) -> tuple[dict[LockedFile, Way], int]:
+def plan_for(lock: Lock, report: dict[str, Any], peer: str) -> tuple[dict[LockedFile, Way], int]:
     """Which files have to go and how, from the peer's report; and how many of their bytes are there.
 
     Raises Problem (with the peer's words) for faults of the folder that sending files doesn't cure.
@@ -151,7 +144,7 @@ def plan_for(lock: Lock, report: dict[str, Any]) -> tuple[dict[LockedFile, Way],
     cured = {verify.MISSING, verify.WRONG_SIZE, verify.WRONG_HASH}
     for problem in report.get("problems", []):
         if problem["code"] not in cured:
-            raise _told(problem)
+            raise told_by(peer, problem)
     plan = {}
     present = 0
     for entry in lock.files:
@@ -229,16 +222,10 @@ def _require_room(plan: dict[LockedFile, Way], present: int, report: dict[str, A
         )
 
 
-def _raise_first(report: dict[str, Any], peer: str) -> None:
-    if not report.get("ok"):
-        for problem in report.get("problems", []):
-            raise _told(problem, peer)
-
-
-def _told(problem: dict[str, Any], host: str | None = None) -> Problem:
-    return Problem(
-        problem["found"], problem["needed"], problem["do"], code=problem["code"], host=problem["host"] or host
-    )
+def told_by(peer: str, problem: dict[str, Any]) -> Problem:
+    """A problem that the peer found, with its name."""
+    words = {key: problem[key] for key in ("found", "needed", "do", "code")}
+    return Problem(**words, host=problem.get("host") or peer)
 
 
 @dataclass
@@ -247,16 +234,15 @@ class _Board:
 
     waiting: deque[Parcel]
     open: int
-    arrived: list[LockedFile] = field(default_factory=list)
+    arrived: deque[LockedFile] = field(default_factory=deque)
     fault: BaseException | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
 
 class _Transfer:
-    """One run: streams take parcels from the front, the verifier checks what arrived and gives back bad files."""
+    """One run: streams take parcels from the front; what arrived is checked, and bad files are queued again."""
 
-    def __init__(self, lock: Lock, source: Path, peer: Peer, result: Result, *, quiet: bool) -> None:
-        self._lock = lock
+    def __init__(self, source: Path, peer: Peer, result: Result, *, quiet: bool) -> None:
         self._source = source
         self._peer = peer
         self._result = result
@@ -265,18 +251,20 @@ class _Transfer:
         self._stalls: Counter[str] = Counter()
         self._bad: Counter[str] = Counter()
 
-    def run(self, work: Sequence[Parcel], present: int, streams: int) -> None:
+    def run(self, work: Sequence[Parcel], streams: int) -> None:
         files = sum(len(parcel.files) for parcel in work)
         self._board = _Board(deque(work), files)
         self._progress = Progress(
             f"copy to {self._peer.name}", sum(parcel.size for parcel in work), files, quiet=self._quiet
         )
-        self._progress.advance(present)
         threads = [
             threading.Thread(target=self._guarded, args=(self._stream, number), name=f"stream{number}")
             for number in range(min(streams, len(work)))
         ]
-        threads.append(threading.Thread(target=self._guarded, args=(self._verifier,), name="verifier"))
+        threads += [
+            threading.Thread(target=self._guarded, args=(self._verifier,), name=f"verifier{number}")
+            for number in range(streams + 2)  # some wait for the peer's disk
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -328,7 +316,7 @@ class _Transfer:
             return None if self._over() else self._board.waiting.popleft()
 
     def _again(self, parcel: Parcel, stall: Stalled) -> None:
-        """Queue a parcel again after its flow broke; `_MOST_STALLS` times for one file."""
+        """Queue a parcel again after its flow broke; `MOST_TRIES` times for one file."""
         with self._board.changed:
             if self._stop.is_set():
                 return
@@ -337,7 +325,7 @@ class _Transfer:
             for entry in parcel.files:
                 self._stalls[entry.path] += 1
             worst = parcel.files[0].path
-            if self._stalls[worst] > _MOST_STALLS:
+            if self._stalls[worst] > MOST_TRIES:
                 raise Problem(
                     found=f"the copy of {worst} to {self._peer.name} broke {self._stalls[worst]} times: {stall}",
                     needed="a link over which bytes keep moving",
@@ -351,31 +339,23 @@ class _Transfer:
             self._board.changed.notify_all()
 
     def _verifier(self) -> None:
-        while batch := self._take_arrived():
-            report = self._peer.verify(replace(self._lock, files=tuple(sorted(batch))), only_listed=True)
-            bad = report.get("files", {})
-            for problem in report.get("problems", []):
-                if problem["code"] not in {verify.MISSING, verify.WRONG_SIZE, verify.WRONG_HASH}:
-                    raise _told(problem, self._peer.name)
+        while entry := self._take_arrived():
+            bad = self._peer.check(entry, self._stop)
             with self._board.changed:
-                for entry in batch:
-                    if entry.path in bad:
-                        self._send_again(entry, bad[entry.path])
-                    else:
-                        self._result.files += 1
-                        self._result.bytes += entry.size
-                        self._progress.advance(files=1)
-                        self._board.open -= 1
+                if bad:
+                    self._send_again(entry, bad)
+                else:
+                    self._result.files += 1
+                    self._result.bytes += entry.size
+                    self._progress.advance(files=1)
+                    self._board.open -= 1
                 self._board.changed.notify_all()
 
-    def _take_arrived(self) -> list[LockedFile]:
+    def _take_arrived(self) -> LockedFile | None:
         with self._board.changed:
             while not self._board.arrived and not self._over():
                 self._board.changed.wait()
-            if self._stop.is_set():
-                return []
-            batch, self._board.arrived = self._board.arrived, []
-            return batch
+            return None if self._over() else self._board.arrived.popleft()
 
     def _send_again(self, entry: LockedFile, state: dict[str, Any]) -> None:
         self._bad[entry.path] += 1
@@ -391,228 +371,6 @@ class _Transfer:
         self._result.retries += 1
         self._progress.advance(-entry.size, note=f"{entry.path} arrived wrong, sent again")
         self._board.waiting.append(Parcel((entry,), Way.REPLACE))
-
-
-class SshPeer:
-    """The other side by SSH: rsync receives, `sparkpair verify` checks. Use as a context manager.
-
-    Args:
-        connections: the first one asks questions, the others carry one stream each.
-        folder: the peer's folder.
-        stall_s: seconds without a byte after which a flow is ended and tried again.
-    """
-
-    def __init__(self, connections: Sequence[Connection], folder: str, stall_s: float) -> None:
-        self.name = connections[0].address
-        self._asking, *self._streams = connections
-        self._folder = folder
-        self._stall_s = stall_s
-        self._program: str | None = None
-        self._one_question = threading.Lock()
-
-    def __enter__(self) -> SshPeer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for connection in (self._asking, *self._streams):
-            connection.close()
-
-    def verify(self, lock: Lock, *, only_listed: bool) -> dict[str, Any]:
-        words = ["verify", "--lock", "-", "--dir", self._folder, "--json", "--quiet"]
-        # What was just written would stay in the page cache, at the expense of the GPU (field report 53).
-        words += ["--only-listed", "--evict"] if only_listed else []
-        with self._one_question:
-            return self._answer(words, dump(lock))
-
-    def _answer(self, words: list[str], stdin: str) -> dict[str, Any]:
-        own = str(Path(sys.executable).with_name("sparkpair"))
-        candidates = [str(paths.VENV / "bin/sparkpair"), "sparkpair", own]
-        said = ""
-        for program in [self._program] if self._program else candidates:
-            done = self._asking.run([program, *words], stdin)
-            if done.returncode in (126, 127) and "refused" not in done.stderr:
-                said = done.stderr
-                continue
-            self._program = program
-            return self._parsed(done)
-        raise Problem(
-            found=f"no sparkpair on {self.name}: {said.strip()[-200:]}",
-            needed=f"{candidates[0]}, or sparkpair on PATH",
-            do="ansible-playbook site.yml --tags host installs it",
-            code="peer-lacks-sparkpair",
-            host=self.name,
-        )
-
-    def _parsed(self, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-        try:
-            told = json.loads(done.stdout.strip().splitlines()[-1])
-        except (ValueError, IndexError):
-            told = None
-        if not isinstance(told, dict) or "ok" not in told:
-            said = (done.stderr or done.stdout).strip()[-300:]
-            raise Problem(
-                found=f"no answer from sparkpair verify on {self.name} (exit code {done.returncode}): {said}",
-                needed="its JSON object",
-                do="try it by hand there: sparkpair verify --lock LOCK --dir DIR --json",
-                code="peer-refused" if done.returncode == 126 else "peer-no-answer",
-                host=self.name,
-            )
-        return told
-
-    def send(
-        self,
-        stream: int,
-        source: Path,
-        parcel: Parcel,
-        on_bytes: Callable[[int], None],
-        stop: threading.Event,
-    ) -> int:
-        connection = self._streams[stream]
-        try:
-            connection.open()
-        except Problem as problem:
-            if problem.code != "link-unreachable":
-                raise
-            stop.wait(2.0)
-            raise Stalled(problem.found, 0) from None
-        cold = [path for path in (source / entry.path for entry in parcel.files) if _is_cold(path)]
-        with contextlib.ExitStack() as stack:
-            # Files, not pipes: ssh's master gets hold of these too and may live on in a dead connection.
-            names, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            names.write("".join(f"{entry.path}\0" for entry in parcel.files).encode())
-            names.seek(0)
-            process = subprocess.Popen(
-                [*dying_with_us(), *rsync_words(source, connection, self._folder, parcel.way, self._stall_s)],
-                stdin=names,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-                env=_environment(),
-            )
-            stack.callback(_drop, cold)
-            stack.callback(end, process)
-            try:
-                moved = self._follow(process, parcel, cold, on_bytes, stop)
-            except Stalled:
-                connection.close()  # nobody knows what hangs in it
-                raise
-            output.seek(0)
-            errors.seek(0)
-            if process.returncode != 0:
-                raise self._failure(process.returncode, errors.read().decode(errors="replace"), moved)
-            return wire_bytes(output.read().decode(errors="replace"))
-
-    def _follow(
-        self,
-        process: subprocess.Popen[bytes],
-        parcel: Parcel,
-        cold: list[Path],
-        on_bytes: Callable[[int], None],
-        stop: threading.Event,
-    ) -> int:
-        """Watch one rsync, by the bytes that it writes, until it ends. Returns their number."""
-        moved, told = 0, 0
-        moved_at = dropped_at = time.monotonic()
-        while process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
-            now = time.monotonic()
-            count = _bytes_written(process.pid)
-            if count > moved:
-                moved, moved_at = count, now
-                on_bytes(min(moved, parcel.size) - told)
-                told = min(moved, parcel.size)
-            if stop.is_set() or now - moved_at > self._stall_s:
-                on_bytes(-told)
-                raise Stalled(
-                    "stopped" if stop.is_set() else f"no byte moved for {self._stall_s:.0f} s", moved
-                )
-            if now - dropped_at > _EVICT_EVERY_S:
-                dropped_at = now
-                _drop(cold)
-        on_bytes((parcel.size if process.returncode == 0 else 0) - told)
-        return moved
-
-    def _failure(self, code: int, errors: str, moved: int) -> Stalled | Problem:
-        said = " | ".join(line.strip() for line in errors.splitlines() if line.strip())[-400:]
-        if "No space left" in errors:
-            return Problem(
-                found=f"the disk of {self.name} is full: {said}",
-                needed="room for the folder",
-                do="free some there, then run the same command again: it goes on where it stopped",
-                code="disk-full",
-                host=self.name,
-            )
-        if "command not found" in errors or ("No such file or directory" in errors and code == 127):
-            return Problem(
-                found=f"no rsync on {self.name}: {said}",
-                needed="rsync 3.2.3 or newer on both nodes",
-                do="ansible-playbook site.yml --tags host installs it",
-                code="peer-lacks-rsync",
-                host=self.name,
-            )
-        if code in _BROKEN and "refused" not in errors:
-            return Stalled(f"rsync ended with {code}: {said}", moved)
-        return Problem(
-            found=f"rsync to {self.name} ended with {code}: {said}",
-            needed="a copy that ends well",
-            do=f"look at {self._folder} on {self.name} (owner, room), then run the same command again",
-            code="copy-failed",
-            host=self.name,
-        )
-
-
-def rsync_words(source: Path, connection: Connection, folder: str, way: Way, stall_s: float) -> list[str]:
-    """The command line of one rsync; it reads the names of its files from stdin, each ended by NUL.
-
-    Links are followed, so only plain files arrive. No compression, no delta pass and no checksum of its
-    own: the peer hashes every file afterwards (field report 50).
-    """
-    whole = ["--whole-file", "--checksum-choice=none"]
-    ways = {
-        Way.FRESH: [*whole, "--inplace"],
-        Way.RESUME: ["--append"],
-        Way.REPLACE: [*whole, "--ignore-times"],
-    }
-    return [
-        *("rsync", "--files-from=-", "--from0", "--copy-links", "--times", "--perms", "--chmod=D0755,F0644"),
-        *("--mkpath", "--stats", f"--timeout={max(1, round(stall_s))}", *ways[way]),
-        *("-e", connection.rsh, f"{source}/", f"{connection.rsync_host}:{folder}/"),
-    ]
-
-
-def wire_bytes(stats: str) -> int:
-    """The bytes that rsync's --stats says it sent."""
-    match = re.search(r"^Total bytes sent: ([0-9,.]+)$", stats, re.MULTILINE)
-    return int(re.sub(r"\D", "", match[1])) if match else 0
-
-
-def _bytes_written(pid: int) -> int:
-    """What a process has written so far, files and pipes together; 0 when it is gone."""
-    try:
-        match = re.search(r"^wchar: (\d+)$", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) if match else 0
-
-
-def _is_cold(path: Path) -> bool:
-    """Whether less than half of the file is in the page cache: then what the copy reads is dropped again."""
-    try:
-        return pagecache.resident_bytes(path) < path.stat().st_size / 2
-    except OSError:
-        return False
-
-
-def _drop(files: Sequence[Path]) -> None:
-    for path in files:
-        with contextlib.suppress(OSError), path.open("rb") as handle:
-            pagecache.drop(handle.fileno())
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
-    return {**kept, "LC_ALL": "C"}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,9 @@ import errno
 import os
 import pwd
 import stat as stat_bits
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,6 @@ def verify(
     full: bool = False,
     only_listed: bool = False,
     follow_links: bool = False,
-    evict: bool = False,
     threads: int | None = None,
     quiet: bool = False,
 ) -> Report:
@@ -87,7 +88,6 @@ def verify(
         full: read every byte again, whatever the receipts say.
         only_listed: look at the lock's files alone, not for strays and other people's files.
         follow_links: take a link for the file that it leads to.
-        evict: let the page cache go of each file that was read (for files just written).
         threads: files hashed at a time; one a core by default.
         quiet: show no progress.
     """
@@ -101,7 +101,7 @@ def verify(
             receipts.forget(entry.path)
         elif full or not receipts.holds(entry, follow=follow_links):
             unread.append(entry)
-    _read(unread, directory, report, receipts, follow=follow_links, evict=evict, threads=threads, quiet=quiet)
+    _read(unread, directory, report, receipts, follow=follow_links, threads=threads, quiet=quiet)
     report.changed = receipts.save() if directory.is_dir() else False
     report.problems = list(_problems(lock, directory, report.bad))
     if not only_listed and directory.is_dir():
@@ -130,7 +130,6 @@ def _read(
     receipts: Receipts,
     *,
     follow: bool,
-    evict: bool,
     threads: int | None,
     quiet: bool,
 ) -> None:
@@ -143,24 +142,83 @@ def _read(
         for entry in unread
     ]
     progress = Progress("verify", sum(entry.size for entry in unread), len(unread), quiet=quiet)
-    for job, result in hashing.digest_files(jobs, threads=threads, evict=evict, on_bytes=progress.advance):
+    for job, result in hashing.digest_files(jobs, threads=threads, on_bytes=progress.advance):
         entry = entries[job.name]
         progress.advance(files=1)
         if isinstance(result, hashing.Digest):
             report.bytes += result.stat.st_size
-            if result.hex == entry.digest:
-                receipts.record(entry, result.stat)
-                continue
-            bad = Bad(WRONG_HASH, entry.digest, result.hex)
-        elif isinstance(result, Problem):
-            bad = Bad(CHANGING if result.code == "file-changed" else NOT_PLAIN, "a plain file", result.found)
-        elif result.errno in (errno.ENOENT, errno.ENOTDIR):
-            bad = Bad(MISSING, entry.size, None)
-        else:
-            bad = Bad(UNREADABLE, entry.size, result.strerror)
-        report.bad[entry.path] = bad
-        receipts.forget(entry.path)
+        bad = _judge(entry, result, receipts)
+        if bad:
+            report.bad[entry.path] = bad
     progress.close()
+
+
+def _judge(entry: LockedFile, result: hashing.Digest | Problem | OSError, receipts: Receipts) -> Bad | None:
+    """What is wrong with a file that was read; its receipt is written or withdrawn accordingly."""
+    if isinstance(result, hashing.Digest) and result.hex == entry.digest:
+        receipts.record(entry, result.stat)
+        return None
+    receipts.forget(entry.path)
+    if isinstance(result, hashing.Digest):
+        return Bad(WRONG_HASH, entry.digest, result.hex)
+    if isinstance(result, Problem):
+        state = CHANGING if result.code == "file-changed" else NOT_PLAIN
+        return Bad(state, "a plain file", result.found)
+    if result.errno in (errno.ENOENT, errno.ENOTDIR):
+        return Bad(MISSING, entry.size, None)
+    return Bad(UNREADABLE, entry.size, result.strerror)
+
+
+class Follower:
+    """Checks files of a folder one by one as they arrive, on all cores, and gives each its receipt.
+
+    What was just written is on the disk, and out of the page cache, before it is vouched for (field
+    report 53).
+    """
+
+    def __init__(self, lock: Lock, directory: Path) -> None:
+        self._entries = lock.by_path
+        self._directory = directory
+        self._receipts = Receipts.open(directory)
+        self._one = threading.Lock()
+
+    def check(self, path: str) -> Bad | None:
+        """What is wrong with `path`, None when it is right. May be called from several threads."""
+        entry = self._entries.get(path)
+        if entry is None:
+            return Bad(NOT_PLAIN, "a file of the lock", None)
+        place = self._directory / path
+        bad = _fault_by_stat(place, entry, follow=False)
+        if bad is None:
+            result: hashing.Digest | Problem | OSError
+            try:
+                result = hashing.digest_file(place, entry.algorithm, evict=True)
+            except (Problem, OSError) as fault:
+                result = fault
+            with self._one:
+                bad = _judge(entry, result, self._receipts)
+                self._receipts.save()
+        return bad
+
+
+def follow(
+    lock: Lock, directory: Path, names: Iterable[str], answer: Callable[[dict[str, Any]], None]
+) -> None:
+    """Answer with a report on the folder, then with `{"path", "bad"}` for each of `names` as they come."""
+    answer(verify(lock, directory, quiet=True).as_dict())
+    follower = Follower(lock, directory)
+    one_at_a_time = threading.Lock()
+
+    def work(path: str) -> None:
+        bad = follower.check(path)
+        with one_at_a_time:
+            answer({"path": path, "bad": bad.as_dict() if bad else None})
+
+    # More than cores: some wait for the disk.
+    with ThreadPoolExecutor(hashing.cores() + 2, thread_name_prefix="check") as pool:
+        running = [pool.submit(work, path) for path in names]
+    for done in running:
+        done.result()
 
 
 def _problems(lock: Lock, directory: Path, bad: dict[str, Bad]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from .. import locks, peer, replicate
+from .. import locks, peer, replicate, sshpeer
 
 _STALL_S = 60.0
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             route = None if args.allow_lan else routes[rail]
             device = route.device if route else None
             connections.append(peer.Connection(addresses[rail], login, folder, f"c{number}", device))
-        other = stack.enter_context(replicate.SshPeer(connections, target.folder, args.stall))
+        other = stack.enter_context(sshpeer.SshPeer(connections, target.folder, args.stall))
         result = replicate.replicate(lock, args.dir, other, streams=streams)
     devices = sorted({route.device for route in routes if route}) or ["an unknown route"]
     told: dict[str, Any] = {**result.as_dict(), "route": devices, "peer": target.address}

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from .. import locks, verify
 from ..console import size
@@ -29,7 +30,12 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="look at the lock's files alone, not for strays and other people's files",
     )
     parser.add_argument("--follow-links", action="store_true", help="take a link for the file it leads to")
-    parser.add_argument("--evict", action="store_true", help="drop what was read from the page cache")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="for sparkpair replicate: the lock is stdin's first line, each further line a path (a JSON string)"
+        " to check, each answered by a line",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -37,14 +43,16 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 if all is as the lock says, else 1."""
-    lock = _from_stdin() if args.lock == "-" else locks.load(Path(args.lock))
+    if args.follow:
+        verify.follow(_parsed(sys.stdin.readline()), args.dir, map(_path, sys.stdin), _answer)
+        return 0
+    lock = _parsed(sys.stdin.read()) if args.lock == "-" else locks.load(Path(args.lock))
     report = verify.verify(
         lock,
         args.dir,
         full=args.full,
         only_listed=args.only_listed,
         follow_links=args.follow_links,
-        evict=args.evict,
         quiet=args.quiet,
     )
     if args.json:
@@ -58,9 +66,17 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _from_stdin() -> locks.Lock:
+def _answer(told: dict[str, Any]) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def _path(line: str) -> str:
+    return str(json.loads(line))
+
+
+def _parsed(text: str) -> locks.Lock:
     try:
-        return locks.parse(json.load(sys.stdin), "stdin")
+        return locks.parse(json.loads(text), "stdin")
     except (ValueError, RecursionError) as error:
         raise Problem(
             found=f"what stdin gave is no lock: {error}",

@@ -1,0 +1,331 @@
+"""The other side of a copy by SSH: rsync receives, `sparkpair verify --follow` checks what arrived."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from . import pagecache, paths
+from .agent import REFUSED
+from .locks import Lock, LockedFile, dump
+from .peer import Connection, end, spawn
+from .problem import Problem
+from .replicate import MOST_TRIES, Parcel, Stalled, Way, told_by
+
+_POLL_S = 0.1
+_EVICT_EVERY_S = 2.0
+# rsync's exit codes of a connection that broke: socket, protocol, timeouts, ssh. Worth another try.
+_BROKEN = {10, 12, 20, 30, 35, 255}
+
+
+class _Gone(Exception):
+    """The questions' session ended."""
+
+
+class _Questions:
+    """One `sparkpair verify --follow` on the peer: a report first, then an answer for each path asked for."""
+
+    def __init__(self, command: Sequence[str], lock: Lock, complaints: IO[bytes]) -> None:
+        self._process = spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
+        self._answers: dict[str, dict[str, Any] | None] = {}
+        self._ended = False
+        self._changed = threading.Condition()
+        self._say(json.dumps(json.loads(dump(lock))))
+        self.report = self._listen()
+        threading.Thread(target=self._dispatch, name="answers", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """Waits for the end of the session."""
+        return self._process.wait()
+
+    def ask(self, path: str, stop: threading.Event) -> dict[str, Any] | None:
+        """What is wrong with `path`. Raises _Gone when the session ends, or `stop` is set, before that."""
+        self._say(json.dumps(path))
+        with self._changed:
+            while path not in self._answers:
+                if self._ended or stop.is_set():
+                    raise _Gone
+                self._changed.wait(0.2)
+            return self._answers.pop(path)
+
+    def close(self) -> None:
+        end(self._process)
+
+    def _say(self, line: str) -> None:
+        with self._changed, contextlib.suppress(OSError):  # when it is gone, its answer stays away
+            if self._process.stdin:
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()
+
+    def _listen(self) -> dict[str, Any] | None:
+        line = self._process.stdout.readline() if self._process.stdout else b""
+        try:
+            told = json.loads(line)
+        except ValueError:
+            return None
+        return told if isinstance(told, dict) else None
+
+    def _dispatch(self) -> None:
+        while told := self._listen():
+            with self._changed:
+                self._answers[told["path"]] = told["bad"]
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class SshPeer:
+    """A `replicate.Peer` behind SSH. Use as a context manager.
+
+    Args:
+        connections: the first one asks questions, the others carry one stream each.
+        folder: the peer's folder.
+        stall_s: seconds without a byte after which a flow is ended and tried again.
+    """
+
+    def __init__(self, connections: Sequence[Connection], folder: str, stall_s: float) -> None:
+        self.name = connections[0].address
+        self._asking, *self._streams = connections
+        self._folder = folder
+        self._stall_s = stall_s
+        self._lock: Lock | None = None
+        self._questions: _Questions | None = None
+        self._one = threading.Lock()
+
+    def __enter__(self) -> SshPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._questions:
+            self._questions.close()
+        for connection in (self._asking, *self._streams):
+            connection.close()
+
+    def survey(self, lock: Lock) -> dict[str, Any]:
+        for connection in (self._asking, *self._streams):
+            connection.start()  # all log in at the same time
+        self._lock = lock
+        self._questions = self._begin(lock)
+        return self._questions.report or {}
+
+    def check(self, entry: LockedFile, stop: threading.Event) -> dict[str, Any] | None:
+        for _ in range(MOST_TRIES):
+            questions = self._questions
+            with contextlib.suppress(_Gone):
+                if questions:
+                    return questions.ask(entry.path, stop)
+            if stop.is_set():
+                break
+            with self._one:
+                if self._questions is questions and self._lock:
+                    self._asking.close()
+                    self._questions = self._begin(self._lock)
+        raise Problem(
+            found=f"{self.name} does not answer whether {entry.path} arrived whole",
+            needed="a link that holds",
+            do="look at the link (sparkpair link), then run the same command again: it goes on there",
+            code="peer-no-answer",
+            host=self.name,
+        )
+
+    def _begin(self, lock: Lock) -> _Questions:
+        """Start the questions' session, with the first sparkpair that the peer has."""
+        self._asking.open()
+        own = str(Path(sys.executable).with_name("sparkpair"))
+        programs = [str(paths.VENV / "bin/sparkpair"), "sparkpair", own]
+        said = ""
+        with tempfile.TemporaryFile() as complaints:
+            for program in programs:
+                words = [program, "verify", "--lock", "-", "--dir", self._folder]
+                words += ["--json", "--quiet", "--follow"]
+                questions = _Questions(self._asking.command(words), lock, complaints)
+                if questions.report and "files" in questions.report:
+                    return questions
+                complaints.seek(0)
+                said = complaints.read().decode(errors="replace").strip()[-300:]
+                if questions.report:
+                    raise told_by(self.name, questions.report["problems"][0])
+                if questions.exit_code not in (126, 127) or "refused" in said:
+                    raise self._no_answer(questions.exit_code, said)
+        raise Problem(
+            found=f"no sparkpair on {self.name}: {said}",
+            needed=f"{programs[0]}, or sparkpair on PATH",
+            do="ansible-playbook site.yml --tags host installs it",
+            code="peer-lacks-sparkpair",
+            host=self.name,
+        )
+
+    def _no_answer(self, code: int, said: str) -> Problem:
+        return Problem(
+            found=f"no answer from sparkpair verify on {self.name} (exit code {code}): {said}",
+            needed="its JSON object",
+            do="try it by hand there: sparkpair verify --lock LOCK --dir DIR --json",
+            code="peer-refused" if code == REFUSED else "peer-no-answer",
+            host=self.name,
+        )
+
+    def send(
+        self,
+        stream: int,
+        source: Path,
+        parcel: Parcel,
+        on_bytes: Callable[[int], None],
+        stop: threading.Event,
+    ) -> int:
+        connection = self._streams[stream]
+        try:
+            connection.open()
+        except Problem as problem:
+            if problem.code != "link-unreachable":
+                raise
+            stop.wait(2.0)
+            raise Stalled(problem.found, 0) from None
+        cold = [path for path in (source / entry.path for entry in parcel.files) if _is_cold(path)]
+        with contextlib.ExitStack() as stack:
+            # Files, not pipes: ssh's master gets hold of these too and may live on in a dead connection.
+            names, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            names.write("".join(f"{entry.path}\0" for entry in parcel.files).encode())
+            names.seek(0)
+            process = spawn(
+                rsync_words(source, connection, self._folder, parcel.way, self._stall_s),
+                stdin=names,
+                stdout=output,
+                stderr=errors,
+                env=_environment(),
+            )
+            stack.callback(_drop, cold)
+            stack.callback(end, process)
+            try:
+                moved = self._follow(process, parcel, cold, on_bytes, stop)
+            except Stalled:
+                connection.close()  # nobody knows what hangs in it
+                raise
+            output.seek(0)
+            errors.seek(0)
+            if process.returncode != 0:
+                raise self._failure(process.returncode, errors.read().decode(errors="replace"), moved)
+            return wire_bytes(output.read().decode(errors="replace"))
+
+    def _follow(
+        self,
+        process: subprocess.Popen[bytes],
+        parcel: Parcel,
+        cold: list[Path],
+        on_bytes: Callable[[int], None],
+        stop: threading.Event,
+    ) -> int:
+        """Watch one rsync, by the bytes that it writes, until it ends. Returns their number."""
+        moved, told = 0, 0
+        moved_at = dropped_at = time.monotonic()
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+            now = time.monotonic()
+            count = _bytes_written(process.pid)
+            if count > moved:
+                moved, moved_at = count, now
+                on_bytes(min(moved, parcel.size) - told)
+                told = min(moved, parcel.size)
+            if stop.is_set() or now - moved_at > self._stall_s:
+                on_bytes(-told)
+                raise Stalled(
+                    "stopped" if stop.is_set() else f"no byte moved for {self._stall_s:.0f} s", moved
+                )
+            if now - dropped_at > _EVICT_EVERY_S:
+                dropped_at = now
+                _drop(cold)
+        on_bytes((parcel.size if process.returncode == 0 else 0) - told)
+        return moved
+
+    def _failure(self, code: int, errors: str, moved: int) -> Stalled | Problem:
+        said = " | ".join(line.strip() for line in errors.splitlines() if line.strip())[-400:]
+        if "No space left" in errors:
+            return Problem(
+                found=f"the disk of {self.name} is full: {said}",
+                needed="room for the folder",
+                do="free some there, then run the same command again: it goes on where it stopped",
+                code="disk-full",
+                host=self.name,
+            )
+        if "command not found" in errors or ("No such file or directory" in errors and code == 127):
+            return Problem(
+                found=f"no rsync on {self.name}: {said}",
+                needed="rsync 3.2.3 or newer on both nodes",
+                do="ansible-playbook site.yml --tags host installs it",
+                code="peer-lacks-rsync",
+                host=self.name,
+            )
+        if code in _BROKEN and "refused" not in errors:
+            return Stalled(f"rsync ended with {code}: {said}", moved)
+        return Problem(
+            found=f"rsync to {self.name} ended with {code}: {said}",
+            needed="a copy that ends well",
+            do=f"look at {self._folder} on {self.name} (owner, room), then run the same command again",
+            code="copy-failed",
+            host=self.name,
+        )
+
+
+def rsync_words(source: Path, connection: Connection, folder: str, way: Way, stall_s: float) -> list[str]:
+    """The command line of one rsync; it reads the names of its files from stdin, each ended by NUL.
+
+    Links are followed, so only plain files arrive. No compression, no delta pass and no checksum of its
+    own: the peer hashes every file afterwards (field report 50).
+    """
+    whole = ["--whole-file", "--checksum-choice=none"]
+    ways = {
+        Way.FRESH: [*whole, "--inplace"],
+        Way.RESUME: ["--append"],
+        Way.REPLACE: [*whole, "--ignore-times"],
+    }
+    return [
+        *("rsync", "--files-from=-", "--from0", "--copy-links", "--times", "--perms", "--chmod=D0755,F0644"),
+        *("--mkpath", "--stats", f"--timeout={max(1, round(stall_s))}", *ways[way]),
+        *("-e", connection.rsh, f"{source}/", f"{connection.rsync_host}:{folder}/"),
+    ]
+
+
+def wire_bytes(stats: str) -> int:
+    """The bytes that rsync's --stats says it sent."""
+    match = re.search(r"^Total bytes sent: ([0-9,.]+)$", stats, re.MULTILINE)
+    return int(re.sub(r"\D", "", match[1])) if match else 0
+
+
+def _bytes_written(pid: int) -> int:
+    """What a process has written so far, files and pipes together; 0 when it is gone."""
+    try:
+        match = re.search(r"^wchar: (\d+)$", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def _is_cold(path: Path) -> bool:
+    """Whether less than half of the file is in the page cache: then what the copy reads is dropped again."""
+    try:
+        return pagecache.resident_bytes(path) < path.stat().st_size / 2
+    except OSError:
+        return False
+
+
+def _drop(files: Sequence[Path]) -> None:
+    for path in files:
+        with contextlib.suppress(OSError), path.open("rb") as handle:
+            pagecache.drop(handle.fileno())
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
+    return {**kept, "LC_ALL": "C"}
