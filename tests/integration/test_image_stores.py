@@ -6,9 +6,11 @@ and 75 (one build and one shipment for one changed byte, none for a changed time
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     reason="starts Docker engines of its own: needs root and dockerd (make integration installs it)",
 )
 
-SIZE = 60_000_000
+SIZE = 20_000_000
 PLATFORM = image.platform_of(os.uname().machine)
 DOCKERFILE = """ARG BASE
 FROM ${BASE} AS build
@@ -240,6 +242,60 @@ def test_field_report_30_of_a_shipment_that_breaks_off_nothing_stays(
     remove_ours(head, worker)
 
 
+@pytest.fixture
+def sshd(worker: Engine, tmp_path: Path) -> Iterator[imageship.Peer]:
+    """The worker behind an sshd of its own, with a key that may run `sparkpair agent` and nothing else."""
+    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert program, "no sshd: apt-get install openssh-server"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name in ("host", "key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
+        )
+    agent = f"env DOCKER_HOST={worker.address} {Path(sys.executable).with_name('sparkpair')} agent"
+    (tmp_path / "authorized").write_text(f'command="{agent}",restrict {(tmp_path / "key.pub").read_text()}')
+    (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {(tmp_path / 'host.pub').read_text()}")
+    options = {
+        "ListenAddress": "127.0.0.1",
+        "Port": port,
+        "HostKey": tmp_path / "host",
+        "AuthorizedKeysFile": tmp_path / "authorized",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+    }
+    (tmp_path / "sshd.conf").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [program, "-D", "-e", "-f", str(tmp_path / "sshd.conf")], stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield imageship.Peer(getpass.getuser(), "127.0.0.1", tmp_path / "key", tmp_path / "known", port)
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def test_the_image_goes_through_a_key_that_can_do_nothing_else(
+    head: Engine, worker: Engine, sshd: imageship.Peer, order: imagebuild.Order
+) -> None:
+    built = imagebuild.build(head.docker, order, quiet=True)
+    with imageship.reached(sshd) as reach:
+        sent = imageship.ship(head.docker, str(built["tag"]), "worker", reach, quiet=True)
+        assert sent["changed"] is True and sent["identity"] == built["identity"]
+        assert imageship.ship(head.docker, str(built["tag"]), "worker", reach, quiet=True)["changed"] is False
+        other = subprocess.run(reach(["docker", "ps"]), capture_output=True, text=True, check=False)
+        assert other.returncode == 126 and "refused" in other.stderr
+    remove_ours(head, worker)
+
+
 def test_an_archive_of_another_image_is_not_kept(
     head: Engine, worker: Engine, order: imagebuild.Order
 ) -> None:
@@ -263,7 +319,7 @@ def cramped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine whose data root is a filesystem of its own, too small for the image."""
     folder = tmp_path_factory.mktemp("s")
     (folder / "root").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=90m", "tmpfs", str(folder / "root")], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=45m", "tmpfs", str(folder / "root")], check=True)
     try:
         engine = Engine(folder, "vfs")
         try:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from sparkpair import image
+from docker_stub import Stub
+from sparkpair import disk, image
 from sparkpair.problem import Problem
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -238,7 +239,7 @@ def test_fewer_layers_of_the_same_kind_are_told_by_their_number() -> None:
 
 
 def test_needs_on_one_filesystem_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image.disk, "free_bytes", lambda path: 40_000_000_000)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 40_000_000_000)
     root, cache = tmp_path / "docker", tmp_path / "cache"
     image.require_room([image.Need(root, 39_000_000_000, "the image")])
     image.require_room([image.Need(cache, 2_000_000_000, "the context")])
@@ -256,11 +257,25 @@ def test_needs_on_one_filesystem_are_added_up(tmp_path: Path, monkeypatch: pytes
 def test_needs_on_two_filesystems_are_judged_each_on_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image.disk, "free_bytes", lambda path: 3 if path == Path("/proc") else 40)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 3 if path == Path("/proc") else 40)
     needs = [image.Need(tmp_path, 39, "a"), image.Need(Path("/proc"), 2, "b")]
     image.require_room(needs)
     with pytest.raises(Problem, match="/proc"):
         image.require_room([needs[0], image.Need(Path("/proc"), 4, "b")])
+
+
+def test_packed_and_unpacked_layers_of_the_containerd_store_both_take_room(tmp_path: Path) -> None:
+    stub = Stub(tmp_path / "bin")
+    found = inspected("containerd")
+    stub.play({"words": "image ls", "out": f"sha256:other 9GB\n{found['Id']} 453MB\n"})
+    assert image.disk_bytes(stub.docker, found) == 453_000_000
+    stub.play({"words": "image ls", "out": "sha256:other 9GB\n"})
+    assert image.disk_bytes(stub.docker, found) == found["Size"] == 217_398_040
+
+
+def test_docker_s_sizes_are_decimal() -> None:
+    assert image.size_of("25.4GB") == 25_400_000_000
+    assert [image.size_of(words) for words in ("0B", "1.5kB", "N/A", "")] == [0, 1500, 0, 0]
 
 
 def test_only_tags_of_ours_are_ever_superseded() -> None:

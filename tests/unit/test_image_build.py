@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from docker_stub import Stub
-from sparkpair import dockercli, image, imagebase, imagebuild, zigwheel
+from sparkpair import disk, dockercli, image, imagebase, imagebuild, zigwheel
 from sparkpair.problem import Problem
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -227,7 +228,7 @@ def test_too_little_room_is_told_before_anything_is_fetched(
     order: imagebuild.Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = engine(order, folder=tmp_path)
-    monkeypatch.setattr(image.disk, "free_bytes", lambda path: 1)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1)
     with pytest.raises(Problem) as caught:
         imagebuild.build(stub.docker, order, quiet=True)
     assert caught.value.code == "disk-full"
@@ -321,7 +322,7 @@ def test_field_report_36_room_is_asked_before_a_pull(tmp_path: Path, monkeypatch
     stub.play(
         rule("inspect", err=NONE, code=1), rule("info", out=json.dumps({"DockerRootDir": str(tmp_path)}))
     )
-    monkeypatch.setattr(image.disk, "free_bytes", lambda path: 35_500_000_000)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 35_500_000_000)
     with pytest.raises(Problem) as caught:
         imagebase.pull(stub.docker, base(tmp_path, 35_000_000_000), quiet=True)
     # Docker's root and the context are on one filesystem here: 35 GB and 1 GB.
@@ -340,7 +341,7 @@ def test_a_base_that_is_there_is_taken_off_the_room_that_is_asked(tmp_path: Path
 def test_a_network_that_fails_is_tried_again_and_a_refusal_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imagebase.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     for text, tries, code in (
         ("dial tcp: lookup nvcr.io: no such host", 5, "registry-unreachable"),
         ("manifest unknown: manifest unknown", 1, "registry-unknown"),

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import sparkpair_image
+from ansible.module_utils.sparkpair.problem import Problem as AnsibleProblem
 from docker_stub import Stub
-from sparkpair import agent, cli, image, imageship
+from sparkpair import agent, cli, disk, image, imageship
+from sparkpair.dockercli import Docker
 from sparkpair.problem import Problem
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -120,7 +122,7 @@ def test_room_on_the_worker_is_asked_before_the_first_byte(
 def test_room_that_only_the_worker_lacks_names_the_worker(
     head: Stub, worker: Stub, reach: imageship.Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imageship.image.disk, "free_bytes", lambda path: 10**19)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 10**19)
     head.play(info(tmp_path), rule("inspect", out=captured(Size=10**18)), rule("version", code=1))
     worker.play(info(tmp_path), rule("inspect", err=NONE, code=1))
     with pytest.raises(Problem) as caught:
@@ -188,21 +190,22 @@ def test_a_peer_that_gives_no_answer_is_told_by_what_ssh_said(head: Stub) -> Non
     assert caught.value.code == "peer-unreachable" and "No route to host" in caught.value.found
 
 
-def test_ssh_is_told_the_key_the_known_host_and_never_to_ask() -> None:
-    command = imageship.ssh_reach("sparkpair@10.20.0.2", Path("/k"), Path("/h"))(["image-probe", TAG])
-    words = " ".join(command)
-    assert command[0] == "ssh" and command[-3:] == ["--", "sparkpair@10.20.0.2", f"image-probe {TAG}"]
-    for option in (
-        "BatchMode=yes",
-        "StrictHostKeyChecking=yes",
-        "UserKnownHostsFile=/h",
-        "IdentitiesOnly=yes",
+def test_a_peer_whose_sshd_is_down_is_told_as_unreachable_by_the_link() -> None:
+    with (
+        pytest.raises(Problem) as caught,
+        imageship.reached(imageship.Peer("sparkpair", "127.0.0.1", port=9)),
     ):
-        assert option in words
-    assert "-c aes128-gcm@openssh.com" in words
-    for bad in ("", "-oProxyCommand=x", "a b"):
-        with pytest.raises(Problem):
-            imageship.ssh_reach(bad, None, None)
+        raise AssertionError("nothing listens there")
+    assert caught.value.code == "link-unreachable" and "127.0.0.1" in caught.value.found
+
+
+def test_field_report_2_an_address_off_the_link_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    for folder in ("sys/class/net", "sys/class/infiniband"):
+        (tmp_path / folder).mkdir(parents=True)
+    off = imageship.Peer("sparkpair", "192.0.2.7", node_root=tmp_path)
+    with pytest.raises(Problem) as caught, imageship.reached(off):
+        raise AssertionError("no RDMA device is on the way")
+    assert caught.value.code == "link-unreachable"
 
 
 # On the peer
@@ -229,7 +232,7 @@ def test_what_the_tag_named_before_it_names_again_after_a_load_that_brought_othe
     worker: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = iter([json.loads(captured())[0], json.loads(other_content())[0]])
-    monkeypatch.setattr(imageship.Docker, "inspect", lambda self, tag: next(shown))
+    monkeypatch.setattr(Docker, "inspect", lambda self, tag: next(shown))
     worker.play(rule("^load", out=f"Loaded image: {TAG}\n"), rule("image (rm|tag)"))
     with pytest.raises(Problem):
         load(worker, "0" * 64)
@@ -242,7 +245,7 @@ def test_a_load_that_replaces_an_image_leaves_no_nameless_one(
 ) -> None:
     new = json.loads(captured())[0]
     shown = iter([json.loads(other_content())[0], new])
-    monkeypatch.setattr(imageship.Docker, "inspect", lambda self, tag: next(shown))
+    monkeypatch.setattr(Docker, "inspect", lambda self, tag: next(shown))
     worker.play(rule("^load", out=f"Loaded image: {TAG}\n"), rule("image rm"))
     assert load(worker, image.identity(new))["changed"] is True
     assert worker.log == ["load", "image rm sha256:other"]
@@ -328,7 +331,8 @@ def asked(tmp_path: Path, head: Stub, monkeypatch: pytest.MonkeyPatch) -> Callab
             **{"branch": "", "tree": "", "zig": "0.17.0", "sm": "121", "lay_out": None},
             **more,
         }
-        return sparkpair_image.work(params, check_mode)
+        result: dict[str, Any] = sparkpair_image.work(params, check_mode)
+        return result
 
     return ask
 
@@ -347,7 +351,7 @@ def test_the_key_is_computed_without_network_on_a_node_that_has_nothing(
     assert result["key"] == image.content_key(image.read_inputs(PROJECT / "files/engine"), pins)
     assert result["tag"] == f"tensorfold-dsv41:exl3-tp2-{result['key']}"
     assert (result["needed"], result["present"], result["base_present"]) == (True, False, False)
-    with pytest.raises(sparkpair_image.Problem):
+    with pytest.raises(AnsibleProblem):
         asked(check_mode=False)
 
 

@@ -302,8 +302,8 @@ def short_of_room(needs: Sequence[Need], free: int, host: str | None = None) -> 
 def probe(docker: Docker, tag: str) -> dict[str, Any]:
     """What this engine has of one of our images; it must answer, the image need not be there.
 
-    Returns {"tag", "present", "key" (the label), "identity", "content" | None, "size" (bytes), "roots",
-    "free_bytes" (the least of them), "docker" (version), "store"}.
+    Returns {"tag", "present", "key" (the label), "identity", "content" | None, "size" (bytes of its
+    archive), "disk" (bytes that it takes), "roots", "free_bytes" (the least of them), "docker" (version), "store"}.
     """
     key_of_tag(tag)
     info = docker.info()
@@ -316,11 +316,33 @@ def probe(docker: Docker, tag: str) -> dict[str, Any]:
         "identity": identity(found) if found else "",
         "content": content(found) if found else None,
         "size": int(found.get("Size") or 0) if found else 0,
+        "disk": disk_bytes(docker, found) if found else 0,
         "roots": [str(root) for root in roots],
         "free_bytes": min(disk.free_bytes(root) for root in roots),
         "docker": str(info.get("ServerVersion", "")),
         "store": str(info.get("Driver", "")),
     }
+
+
+_SIZE = re.compile(r"([\d.]+)([kMGT]?B)\Z")
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def size_of(words: str) -> int:
+    """Bytes of a size as Docker writes it ("25.4GB"); 0 for anything else."""
+    found = _SIZE.match(words)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def disk_bytes(docker: Docker, inspect: Mapping[str, Any]) -> int:
+    """Bytes that an image takes under Docker's root.
+
+    With the containerd store an image's own `Size` is that of its packed layers; the listing adds the unpacked
+    ones, three times as much in all.
+    """
+    listed = docker.run("image", "ls", "--no-trunc", "--format", "{{.ID}} {{.Size}}").splitlines()
+    sizes = dict(line.split(" ", 1) for line in listed if " " in line)
+    return max(int(inspect.get("Size") or 0), size_of(sizes.get(str(inspect.get("Id")), "")))
 
 
 def label(inspect: Mapping[str, Any], name: str) -> str:

@@ -44,7 +44,7 @@ class Base:
 def needs(docker: Docker, base: Base) -> list[image.Need]:
     """The bytes that pulling and building will write, each under the folder it really goes to."""
     found = docker.inspect(base.reference)
-    there = int(found.get("Size") or 0) if found else 0
+    there = image.disk_bytes(docker, found) if found else 0
     # Even on a base that is there the build unpacks the compiler under Docker's root.
     left = max(base.free_bytes - there, min(base.free_bytes, CONTEXT_BYTES))
     root = storage_roots(docker.info())[-1]
@@ -100,10 +100,7 @@ def require_platform(found: Mapping[str, Any] | None, base: Base) -> None:
         )
 
 
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_LAYER = re.compile(
-    r"([0-9a-f]{12}): (\w[\w ]*?)(?:\s+\[[=> ]*\]\s+([\d.]+)([kMG]?B)/([\d.]+)([kMG]?B))?\s*$"
-)
+_LAYER = re.compile(r"([0-9a-f]{12}): (\w[\w ]*?)(?:\s+\[[=> ]*\]\s+([\d.]+[kMG]?B)/([\d.]+[kMG]?B))?\s*$")
 
 
 class LayerBytes:
@@ -121,10 +118,9 @@ class LayerBytes:
         found = _LAYER.match(line)
         if not found:
             return False
-        layer, state, now, now_unit, total, total_unit = found.groups()
+        layer, state, now, total = found.groups()
         if state == "Downloading" and total:
-            self._total[layer] = round(float(total) * _UNITS[total_unit])
-            self._done[layer] = round(float(now) * _UNITS[now_unit])
+            self._total[layer], self._done[layer] = image.size_of(total), image.size_of(now)
         elif state not in {"Pulling fs layer", "Waiting"}:
             self._done[layer] = self._total.get(layer, 0)
         return True

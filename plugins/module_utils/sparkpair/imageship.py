@@ -15,56 +15,86 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from . import agent, image
+from . import agent, image, pairfile, peer
 from .console import Progress
 from .dockercli import Docker, classify, ending, missing, plain
 from .problem import Problem
 
 _CHUNK = 1 << 20
-# An engine unpacks an archive beside the images before it takes it over: twice the image for a moment.
-_LOAD_FACTOR = 2
+# Beside what the image takes: the engine's notes and what else is written meanwhile.
 _MARGIN = 500_000_000
 
 # How a verb's words become the command that runs it on the peer.
 Reach = Callable[[Sequence[str]], list[str]]
 
 
-def ssh_reach(to: str, identity: Path | None, known_hosts: Path | None) -> Reach:
+@dataclass(frozen=True)
+class Peer:
     """A peer behind SSH and its forced command.
 
     Args:
-        to: USER@ADDRESS, the address of the peer's end of the link.
+        user, address: who and where; the address is one of the peer's on the link.
         identity: the private key that the peer accepts for `sparkpair agent` only; None for ssh's own choice.
         known_hosts: the file with the peer's host key; None for ssh's own.
+        port: its sshd's port; None for the pair file's or ssh's own.
+        allow_lan: take any route to it.
+        node_root: stands in for / where a rehearsed tree has the RDMA devices.
     """
-    if to.startswith("-") or any(letter.isspace() for letter in to) or not to:
-        raise Problem(f"peer {to!r}", "USER@ADDRESS", "give --to sparkpair@10.20.0.2", code="image-peer")
-    options = [
-        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "StrictHostKeyChecking=yes"),
-        *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
-        # The image is compressed by nobody and read once: the cipher with hardware support, no compression.
-        *("-o", "Compression=no", "-c", "aes128-gcm@openssh.com"),
-        *(("-i", str(identity), "-o", "IdentitiesOnly=yes") if identity else ()),
-        *(
-            ("-o", f"UserKnownHostsFile={known_hosts}", "-o", "GlobalKnownHostsFile=none")
-            if known_hosts
-            else ()
-        ),
-    ]
-    return lambda words: ["ssh", *options, "--", to, " ".join(words)]
+
+    user: str | None
+    address: str
+    identity: Path | None = None
+    known_hosts: Path | None = None
+    port: int | None = None
+    allow_lan: bool = False
+    node_root: Path = Path("/")
 
 
-def ship(docker: Docker, tag: str, peer: str, reach: Reach, *, quiet: bool = False) -> dict[str, Any]:
+@contextlib.contextmanager
+def reached(to: Peer) -> Iterator[Reach]:
+    """One connection to the peer, over the first of its rails that carries it. Raises Problem of the first."""
+    pair = peer.known_pair()
+    subnets = list(pair.subnets) if pair else []
+    port = (
+        to.port or next((rank.ssh_port for rank in pair.peers if _is_at(rank, to.address)), None)
+        if pair
+        else to.port
+    )
+    login = peer.Login(to.user, to.identity, to.known_hosts, port)
+    faults: list[Problem] = []
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(peer.private_folder())
+        for number, address in enumerate(peer.link_addresses(to.address, pair)):
+            try:
+                route = peer.require_link(address, subnets, allow_lan=to.allow_lan, node_root=to.node_root)
+                device = route.device if route and not to.allow_lan else None
+                connection = peer.Connection(address, login, folder, f"i{number}", device)
+                stack.callback(connection.close)
+                connection.open()
+            except Problem as problem:
+                faults.append(problem)
+                continue
+            yield connection.command
+            return
+    raise faults[0]
+
+
+def _is_at(rank: pairfile.PairRank, address: str) -> bool:
+    return any(rail.address == address for rail in rank.rails)
+
+
+def ship(docker: Docker, tag: str, name: str, reach: Reach, *, quiet: bool = False) -> dict[str, Any]:
     """Make the peer have the image with equal content.
 
     Args:
         docker: the head's engine.
         tag: one of our tags.
-        peer: what the peer is called in messages.
+        name: what the peer is called in messages.
         reach: how a verb is run there.
 
     Returns {"changed", "tag", "identity", "bytes", "seconds"}. Raises Problem, with the peer's name where the
@@ -79,24 +109,21 @@ def ship(docker: Docker, tag: str, peer: str, reach: Reach, *, quiet: bool = Fal
             do="ansible-playbook site.yml --tags image",
             code="image-missing",
         )
-    there = _ask(reach(["image-probe", tag]), peer)
+    there = _ask(reach(["image-probe", tag]), name)
     if there["identity"] == here["identity"]:
         return {"changed": False, "tag": tag, "identity": here["identity"], "bytes": 0, "seconds": 0.0}
-    image.require_room(
-        [image.Need(Path(root), here["size"], "packing the image") for root in here["roots"][-1:]]
-    )
-    arriving = image.Need(
-        Path(there["roots"][-1]), _LOAD_FACTOR * here["size"] + _MARGIN, "unpacking the image"
-    )
-    image.short_of_room([arriving], int(there["free_bytes"]), peer)
+    image.require_room([image.Need(Path(here["roots"][-1]), here["size"], "packing the image")])
+    # An engine lays the whole archive beside the images before it takes it over.
+    arriving = image.Need(Path(there["roots"][-1]), here["size"] + here["disk"] + _MARGIN, "the image")
+    image.short_of_room([arriving], int(there["free_bytes"]), name)
     platform = str(here["content"]["platform"])
     one = ["--platform", platform] if docker.can_save_one_platform() else []
     save, load_there = docker.argv("save", *one, tag), reach(["image-load", tag, here["identity"]])
     progress = Progress("ship the image", int(here["size"]), quiet=quiet)
-    sent = _stream(docker, save, load_there, peer, progress)
-    arrived = _ask(reach(["image-probe", tag]), peer)
+    sent = _stream(docker, save, load_there, name, progress)
+    arrived = _ask(reach(["image-probe", tag]), name)
     if arrived["identity"] != here["identity"]:
-        raise _other_content(tag, here["content"], arrived["content"], peer)
+        raise _other_content(tag, here["content"], arrived["content"], name)
     return {
         "changed": True,
         "tag": tag,
@@ -106,24 +133,24 @@ def ship(docker: Docker, tag: str, peer: str, reach: Reach, *, quiet: bool = Fal
     }
 
 
-def _other_content(tag: str, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, peer: str) -> Problem:
+def _other_content(tag: str, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, name: str) -> Problem:
     how = image.explain_difference(ours, theirs) if theirs else "it is not there"
     return Problem(
         found=f"{tag} arrived with other content: {how}",
         needed="the same layers and configuration on every rank",
         do="run the same again; if it stays so, compare docker image inspect on both",
         code="image-content",
-        host=peer,
+        host=name,
     )
 
 
-def _ask(command: list[str], peer: str) -> dict[str, Any]:
+def _ask(command: list[str], name: str) -> dict[str, Any]:
     """Run a verb that reads nothing and answers with one JSON object."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    return _answer(done.stdout, done.stderr, done.returncode, peer)
+    return _answer(done.stdout, done.stderr, done.returncode, name)
 
 
-def _answer(stdout: str, stderr: str, code: int, peer: str) -> dict[str, Any]:
+def _answer(stdout: str, stderr: str, code: int, name: str) -> dict[str, Any]:
     """A verb's JSON object; what it says went wrong there, or that it could not be asked, as a Problem."""
     try:
         told = json.loads(stdout)
@@ -133,20 +160,20 @@ def _answer(stdout: str, stderr: str, code: int, peer: str) -> dict[str, Any]:
         return told
     if isinstance(told, dict) and told.get("problems"):
         first = told["problems"][0]
-        raise Problem(first["found"], first["needed"], first["do"], code=first["code"], host=peer)
+        raise Problem(first["found"], first["needed"], first["do"], code=first["code"], host=name)
     said = (
         " | ".join(line.strip() for line in stderr.splitlines()[-3:] if line.strip()) or f"exit code {code}"
     )
     raise Problem(
-        found=f"no answer from {peer}: {said}",
+        found=f"no answer from {name}: {said}",
         needed="the peer's agent, reached over the link with the pair's key",
         do="ansible-playbook site.yml --tags link lays key and agent again; then run the same again",
         code="peer-unreachable",
-        host=peer,
+        host=name,
     )
 
 
-def _stream(docker: Docker, save: list[str], load: list[str], peer: str, progress: Progress) -> int:
+def _stream(docker: Docker, save: list[str], load: list[str], name: str, progress: Progress) -> int:
     """`save` into `load`, counted on its way. Returns the bytes; the peer's words win over a broken pipe."""
     with contextlib.ExitStack() as stack:
         said, answer, complaint = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
@@ -167,7 +194,7 @@ def _stream(docker: Docker, save: list[str], load: list[str], peer: str, progres
         saved, loaded = source.wait(), sink.wait()
         if saved != 0 and not cut:
             raise classify(_text(said), "docker save")
-        _answer(_text(answer), _text(complaint), loaded, peer)
+        _answer(_text(answer), _text(complaint), loaded, name)
     progress.total_bytes = progress.done_bytes
     progress.close()
     return progress.done_bytes

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import image, imagebase, imagebuild, imageship
+from .. import image, imagebase, imagebuild, imageship, peer
 from ..console import duration, size
 from ..dockercli import Docker
 
@@ -41,6 +41,13 @@ def add_to(subparsers: Any) -> None:
     ship.add_argument("--to", required=True, metavar="USER@ADDRESS", help="the peer, by its link address")
     ship.add_argument("--identity", type=Path, metavar="KEY", help="the private key that the peer accepts")
     ship.add_argument("--known-hosts", type=Path, metavar="FILE", help="the file with the peer's host key")
+    ship.add_argument("--port", type=int, metavar="N", help="the peer's SSH port")
+    ship.add_argument(
+        "--allow-lan", action="store_true", help="take any route to the peer, not only the link"
+    )
+    ship.add_argument(
+        "--root", type=Path, default=Path("/"), metavar="DIR", help="stands in for / (RDMA facts)"
+    )
 
     _step(steps, "list", "the images of ours on this machine, newest first", _list)
 
@@ -101,8 +108,18 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _ship(args: argparse.Namespace) -> int:
-    reach = imageship.ssh_reach(args.to, args.identity, args.known_hosts)
-    with _ended_by_terminate():
+    target = peer.parse_target(f"{args.to}:/")
+    to = imageship.Peer(
+        user=target.user,
+        address=target.address,
+        identity=args.identity,
+        known_hosts=args.known_hosts,
+        port=args.port,
+        allow_lan=args.allow_lan,
+        node_root=args.root,
+    )
+    image.key_of_tag(args.tag)
+    with _ended_by_terminate(), imageship.reached(to) as reach:
         result = imageship.ship(Docker(), args.tag, args.to, reach, quiet=args.quiet)
     sent = f"sent {size(result['bytes'])} in {duration(result['seconds'])}"
     how = sent if result["changed"] else "there with equal content, nothing sent"
