@@ -12,6 +12,7 @@ from sparkpair import gate, locks, receipts
 from sparkpair.problem import Problem
 
 GIB = 2**30
+LARGE = b"x" * (1 << 21)  # too large to be read at each start: its receipt counts
 
 
 def an_order(tmp_path: Path, **more: Any) -> gate.Order:
@@ -69,15 +70,15 @@ def test_memory_that_is_in_use_is_not_dropped_for(tmp_path: Path, drop: Path) ->
 def a_locked_folder(tmp_path: Path) -> tuple[Path, Path]:
     folder = tmp_path / "weights"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    digest = hashlib.sha256(b"{}").hexdigest()
+    (folder / "config.json").write_bytes(LARGE)
+    digest = hashlib.sha256(LARGE).hexdigest()
     lock = tmp_path / "lock.json"
     lock.write_text(
         json.dumps(
             {
                 "repo": "a/b",
                 "revision": "0" * 40,
-                "files": [{"path": "config.json", "size": 2, "sha256": digest}],
+                "files": [{"path": "config.json", "size": len(LARGE), "sha256": digest}],
             }
         )
     )
@@ -99,12 +100,24 @@ def test_a_file_changed_after_it_was_verified_is_found_at_the_next_start(tmp_pat
     noted.record(locks.load(lock).files[0], (folder / "config.json").stat())
     noted.save()
     gate.require_vouched(order)
-    (folder / "config.json").write_text("[]")
+    (folder / "config.json").write_bytes(LARGE)
     with pytest.raises(Problem):
         gate.require_vouched(order)
     (folder / "config.json").unlink()
     with pytest.raises(Problem):
         gate.require_vouched(order)
+
+
+def test_a_strangers_weights_file_is_not_loaded(tmp_path: Path) -> None:
+    lock, folder = a_locked_folder(tmp_path)
+    noted = receipts.Receipts.open(folder)
+    noted.record(locks.load(lock).files[0], (folder / "config.json").stat())
+    noted.save()
+    (folder / "notes.txt").write_text("mine")
+    gate.require_vouched(an_order(tmp_path, vouched=((lock, folder),)))
+    (folder / "zz.safetensors").write_text("")
+    with pytest.raises(Problem, match=r"zz\.safetensors"):
+        gate.require_vouched(an_order(tmp_path, vouched=((lock, folder),)))
 
 
 class FakeDocker:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import atomic, link, locks, pairfile, paths, staging
+from . import atomic, link, locks, pairfile, paths, sealed
 from .console import gib
 from .dockercli import Docker
 from .inputs import report
@@ -24,6 +24,8 @@ from .ranks import RANK_LABEL, name_of
 
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 _WAIT_FOR_MEMORY_S = 60.0
+# What the engine loads by its ending alone.
+_LOADED = (".safetensors", ".bin")
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,23 @@ def open_for(order: Order, docker: Docker | None = None) -> list[str]:
 
 
 def require_vouched(order: Order) -> None:
-    """Every file that a lock names is there with a receipt for that very content."""
+    """Every file that a lock names is there as verified: large ones by receipt, small ones by their bytes.
+
+    A stranger's weights file is refused too: the engine takes the later of two that hold the same tensor.
+    """
     problems = []
     for lock_file, folder in order.vouched:
-        survey = staging.survey(locks.load(lock_file), folder)
-        bad = [entry.path for entry in (*survey.missing, *survey.unread)]
-        if bad:
+        wrong = [
+            str(finding)
+            for finding in sealed.findings(locks.load(lock_file), folder)
+            if finding.what != sealed.EXTRA or finding.path.endswith(_LOADED)
+        ]
+        if wrong:
             problems.append(
                 Problem(
-                    found=f"{folder}: {locks.listed(bad)} missing or changed since verified",
-                    needed=f"every file of {lock_file.name}, as verified",
-                    do="ansible-playbook site.yml brings back what is missing and verifies it",
+                    found=f"{folder}: {locks.listed(wrong)}",
+                    needed=f"the files of {lock_file.name}, as verified, and no other weights",
+                    do="ansible-playbook site.yml brings back what is missing or changed; move away what is extra",
                     code="not-vouched",
                 )
             )
