@@ -6,7 +6,8 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ _PATHS = (
     "path-include=/usr/share/doc/*/copyright",
     "path-exclude=/usr/share/locale/*",
 )
+# Mounts of the engine in each container; a root file system written out from one holds them empty.
+_MOUNTED = ("etc/hostname", "etc/hosts", "etc/resolv.conf")
 _INSTALLING = threading.Lock()
 
 
@@ -36,17 +39,30 @@ def root_key(packages: Sequence[str], remove: Sequence[str]) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def make(target: Path, packages: Sequence[str], remove: Sequence[str], client: docker.DockerClient) -> None:
-    """Write the tar `target` in one step."""
+@dataclass(frozen=True)
+class Recipe:
+    """How one root file system is made."""
+
+    name: str
+    packages: Sequence[str]
+    remove: Sequence[str] = ()
+
+    @property
+    def root_key(self) -> str:
+        return root_key(self.packages, self.remove)
+
+
+def make(target: Path, recipe: Recipe, client: docker.DockerClient, labels: Mapping[str, str]) -> None:
+    """Write the tar `target` in one step. `labels` mark a container that is needed for it."""
     with tempfile.TemporaryDirectory(prefix=".bootstrap-", dir=target.parent) as folder:
         partial = Path(folder) / "root.tar"
         if os.geteuid() == 0 and shell.may_install():
             with _INSTALLING:  # two root file systems are made side by side
-                shell.ensure_programs("mmdebstrap")
+                shell.ensure_programs("mmdebstrap", shell.DEBIAN_KEYRING)
             env = {"SOURCE_DATE_EPOCH": "1767225600", "TMPDIR": folder}
-            shell.run(*mmdebstrap_words(partial, packages, remove), env=env)
+            shell.run(*mmdebstrap_words(partial, recipe.packages, recipe.remove), env=env)
         else:
-            _in_container(partial, packages, remove, client)
+            _in_container(partial, recipe, client, labels)
         partial.replace(target)
 
 
@@ -78,29 +94,20 @@ def install_script(packages: Sequence[str], remove: Sequence[str]) -> str:
             f"apt-get install -y -q --no-install-recommends {' '.join(packages)}",
             "rm -rf /usr/sbin/policy-rc.d /var/lib/apt/lists/* /var/cache/apt/*.bin",
             "apt-get clean",
-            *(f"rm -f /{pattern}" for pattern in remove if not pattern.startswith("etc/resolv.conf")),
+            *(f"rm -f /{pattern}" for pattern in remove if pattern not in _MOUNTED),
         )
     )
 
 
 def _in_container(
-    target: Path, packages: Sequence[str], remove: Sequence[str], client: docker.DockerClient
+    target: Path, recipe: Recipe, client: docker.DockerClient, labels: Mapping[str, str]
 ) -> None:
     """Install into a container of Debian's image, and write its file system out."""
-    import docker.errors
-
+    script = install_script(recipe.packages, recipe.remove)
+    _pull(client)
+    container = client.containers.create(STARTING_IMAGE, ["sh", "-c", script], labels=dict(labels))
     try:
-        container = client.containers.run(
-            STARTING_IMAGE, ["sh", "-c", install_script(packages, remove)], detach=True
-        )
-    except docker.errors.ImageNotFound:
-        raise Problem(
-            found=f"this user is not root, and the image {STARTING_IMAGE} can't be pulled",
-            needed="either to make the nodes' root file system: mmdebstrap as root, or that image",
-            do=f"docker pull {STARTING_IMAGE}, or run the same command once as root",
-            code="no-root-filesystem",
-        ) from None
-    try:
+        container.start()
         if container.wait(timeout=900)["StatusCode"]:
             tail = " / ".join(container.logs(tail=6).decode(errors="replace").splitlines())
             raise Problem(
@@ -114,3 +121,21 @@ def _in_container(
             handle.writelines(chunks)
     finally:
         container.remove(force=True)
+
+
+def _pull(client: docker.DockerClient) -> None:
+    """Have Debian's own image in the engine."""
+    import docker.errors
+
+    try:
+        client.images.get(STARTING_IMAGE)
+    except docker.errors.ImageNotFound:
+        try:
+            client.images.pull("debian", f"{SUITE}-slim")
+        except docker.errors.APIError as error:
+            raise Problem(
+                found=f"this user is not root, and {STARTING_IMAGE} can't be pulled: {error.explanation}",
+                needed="either to make the nodes' root file system: mmdebstrap as root, or that image",
+                do=f"docker pull {STARTING_IMAGE}, or run the same command once as root",
+                code="no-root-filesystem",
+            ) from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import bootstrap
+from .bootstrap import Recipe
 from .docker_engine import Engine, connect
 from .plan import Plan
 
@@ -119,30 +120,17 @@ def cache_dir(plan: Plan) -> Path:
     return own
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How one root file system is made."""
-
-    name: str
-    packages: Sequence[str]
-    remove: Sequence[str] = ()
-
-    @property
-    def root_key(self) -> str:
-        return bootstrap.root_key(self.packages, self.remove)
-
-
 NODE = Recipe("node", NODE_PACKAGES, _NODE_REMOVE)
 BASE = Recipe("base", BASE_PACKAGES)
 
 
-def bootstrapped(cache: Path, recipe: Recipe, client: docker.DockerClient) -> Path:
+def bootstrapped(plan: Plan, recipe: Recipe, client: docker.DockerClient) -> Path:
     """The tar file of a bare root file system, from the cache or made now."""
-    root = cache / f"debian-{recipe.root_key}.tar"
+    root = cache_dir(plan) / f"debian-{recipe.root_key}.tar"
     if root.exists():
         root.touch()
     else:
-        bootstrap.make(root, recipe.packages, recipe.remove, client)
+        bootstrap.make(root, recipe, client, plan.labels)
     return root
 
 
@@ -197,7 +185,7 @@ def node_image(plan: Plan, client: docker.DockerClient) -> tuple[str, str]:
         return tag, "there"
     except docker.errors.ImageNotFound:
         pass
-    root = bootstrapped(cache_dir(plan), NODE, client)
+    root = bootstrapped(plan, NODE, client)
     with with_extras(root, extras, plan.state) as archive, archive.open("rb") as handle:
         client.api.import_image_from_stream(
             iter(lambda: handle.read(1 << 20), b""),  # a generator: a file's own length spoils the chunking
@@ -215,7 +203,7 @@ def base_archive(plan: Plan, engine: Engine) -> Path:
     if not whole.exists():
         client = connect(engine)  # its own: a client is not for two threads
         try:
-            root = bootstrapped(cache, BASE, client)
+            root = bootstrapped(plan, BASE, client)
         finally:
             client.close()
         with with_extras(root, extras, cache) as archive:

@@ -273,6 +273,7 @@ def ssh_argv(plan: Plan, node: Node, words: list[str]) -> list[str]:
     options = {
         "IdentitiesOnly": "yes",
         "StrictHostKeyChecking": "yes",
+        "PasswordAuthentication": "no",
         "UserKnownHostsFile": str(plan.known_hosts),
         "LogLevel": "ERROR",
     }

@@ -115,7 +115,9 @@ def _reap(pid: int) -> None:
         return
 
 
-# Debian's and Ubuntu's package for each program that the rehearsal starts on the host.
+DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"  # Ubuntu comes without it
+
+# Debian's and Ubuntu's package for each program that the rehearsal starts on the host, and for a file it reads.
 _PACKAGE_OF = {
     "dockerd": "docker.io",
     "iptables": "iptables",
@@ -126,6 +128,7 @@ _PACKAGE_OF = {
     "ssh-keygen": "openssh-client",
     "rsync": "rsync",
     "sshd": "openssh-server",
+    DEBIAN_KEYRING: "debian-archive-keyring",
 }
 
 
@@ -135,8 +138,7 @@ def may_install() -> bool:
 
 def ensure_programs(*names: str) -> list[str]:
     """Install what is missing of `names`. Returns the packages that were installed."""
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user's PATH lacks them on Debian
-    missing = sorted({_PACKAGE_OF[name] for name in names if shutil.which(name, path=path) is None})
+    missing = sorted({_PACKAGE_OF[name] for name in names if not _is_there(name)})
     if not missing:
         return []
     if not may_install():
@@ -147,9 +149,19 @@ def ensure_programs(*names: str) -> list[str]:
             code="missing-programs",
         )
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    run("apt-get", "update", "-q", env=quiet)
+    run("apt-get", "update", "-q", _PATIENT, env=quiet)
     _install_quietly(missing, quiet)
     return missing
+
+
+_PATIENT = "-oDPkg::Lock::Timeout=300"  # unattended upgrades hold the lock for minutes
+
+
+def _is_there(name: str) -> bool:
+    if name.startswith("/"):
+        return Path(name).exists()
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user's PATH lacks them on Debian
+    return shutil.which(name, path=path) is not None
 
 
 def _install_quietly(packages: Sequence[str], env: Mapping[str, str]) -> None:
@@ -163,7 +175,7 @@ def _install_quietly(packages: Sequence[str], env: Mapping[str, str]) -> None:
         policy.write_text("#!/bin/sh\nexit 101\n")
         policy.chmod(0o755)
     try:
-        run("apt-get", "install", "-y", "-q", "--no-install-recommends", *packages, env=env)
+        run("apt-get", "install", "-y", "-q", _PATIENT, "--no-install-recommends", *packages, env=env)
     finally:
         if ours:
             policy.unlink()

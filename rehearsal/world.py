@@ -222,6 +222,7 @@ def current(root: Path) -> tuple[Plan, docker.DockerClient]:
             code="not-up",
         )
     client = docker_engine.connect(engine)
+    containers(plan, client)
     return network.with_subnet(plan, client), client
 
 
