@@ -9,7 +9,7 @@ from pathlib import Path
 from sparkpair.dockercli import Docker
 
 PROGRAM = """#!{python}
-import json, re, sys
+import json, re, sys, time
 from pathlib import Path
 here = Path({here!r})
 words = " ".join(sys.argv[1:])
@@ -20,6 +20,8 @@ for rule in json.loads((here / "script.json").read_text()):
         if rule.get("reads"):
             Path(here / "read").write_bytes(sys.stdin.buffer.read())
         sys.stdout.write(rule.get("out", ""))
+        sys.stdout.flush()
+        time.sleep(rule.get("sleeps", 0))
         sys.stderr.write(rule.get("err", ""))
         sys.exit(rule.get("code", 0))
 sys.stderr.write("no rule for: " + words)

@@ -21,7 +21,10 @@ from sparkpair.problem import Problem
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENGINE = PROJECT / "files/engine"
+CAPTURES = PROJECT / "tests/captures/image"
 NONE = "Error: No such image: x"
+PLATFORM = image.platform_of(os.uname().machine)
+OTHER = "linux/arm64" if PLATFORM == "linux/amd64" else "linux/amd64"
 
 
 def rule(words: str, **more: object) -> dict[str, object]:
@@ -63,6 +66,17 @@ def test_a_pull_on_a_terminal_tells_its_bytes() -> None:
     assert taken[0] is False and all(taken[2:7])
     assert layers.total == 2_600_000_000
     assert layers.done == 1_350_000_000
+
+
+def test_a_recorded_pull_adds_up_to_its_whole_size() -> None:
+    layers = imagebase.LayerBytes()
+    done: list[int] = []
+    for line in (CAPTURES / "docker-pull-terminal.txt").read_bytes().replace(b"\n", b"\r").split(b"\r"):
+        if layers.take(dockercli.plain(line)):
+            done.append(layers.done)
+    # Two layers of 12 and 30.01 MB; the lines' rounding is the terminal's.
+    assert layers.total == layers.done == 42_010_000
+    assert done == sorted(done) and len(set(done)) > 40
 
 
 # The compiler
@@ -155,8 +169,8 @@ def order(index: Path, tmp_path: Path) -> imagebuild.Order:
     inputs.mkdir()
     for name in image.INPUTS:
         (inputs / name).write_bytes((ENGINE / name).read_bytes())
-    (inputs / "zig.lock").write_bytes(lock_for(wheel(index)))
-    pins = image.Pins("base:1", f"file://{origin}", commit, "zig", platform="linux/amd64")
+    (inputs / "zig.lock").write_bytes(lock_for(wheel(index, os.uname().machine)))
+    pins = image.Pins("base:1", f"file://{origin}", commit, "zig", platform=PLATFORM)
     return imagebuild.Order(inputs, pins, tmp_path / "cache", 1_000_000)
 
 
@@ -165,7 +179,14 @@ def tag_of(order: imagebuild.Order) -> str:
 
 
 def inspected(**more: Any) -> str:
-    found = {"Id": "sha256:1", "Os": "linux", "Architecture": "amd64", "Size": 10, "Config": {}, **more}
+    found = {
+        "Id": "sha256:1",
+        "Os": "linux",
+        "Architecture": PLATFORM.split("/")[1],
+        "Size": 10,
+        "Config": {},
+        **more,
+    }
     return json.dumps([found])
 
 
@@ -216,6 +237,44 @@ def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
     assert not [path for path in order.cache.iterdir() if path.name.startswith("context-")]
 
 
+def test_a_build_that_is_stopped_ends_its_docker_command_and_leaves_nothing(
+    order: imagebuild.Order, tmp_path: Path
+) -> None:
+    stub = engine(order, rule("^build", out="Step 1/20 : ARG BASE\n", sleeps=60), folder=tmp_path)
+    pins = order.pins
+    words = [
+        "image",
+        "build",
+        "--inputs",
+        str(order.inputs),
+        "--base",
+        pins.base,
+        "--repository",
+        pins.repository,
+    ]
+    words += ["--commit", pins.commit, "--cache", str(order.cache), "--free-bytes", "1", "--json"]
+    running = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from sparkpair import cli; sys.exit(cli.main(sys.argv[1:]))",
+            *words,
+        ],
+        env={**os.environ, "PATH": f"{stub.folder}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert running.stderr and "Step 1/20" in running.stderr.readline()
+        running.terminate()
+        assert running.wait(timeout=30) == 130
+    finally:
+        running.kill()
+        running.communicate()
+    assert stub.log[-1].startswith("image prune --force --filter label=sparkpair.key=")
+    assert not [path for path in order.cache.iterdir() if path.name.startswith("context-")]
+
+
 def test_a_full_disk_during_the_build_is_told_as_such(order: imagebuild.Order, tmp_path: Path) -> None:
     log = "Step 5/20 : COPY . /build/\nwrite /build/x: no space left on device\n"
     stub = engine(order, rule("^build", out=log, code=1), folder=tmp_path)
@@ -243,10 +302,12 @@ def test_a_base_that_is_not_there_or_for_another_processor_stops_the_build(
     with pytest.raises(Problem) as caught:
         imagebuild.build(absent.docker, order, quiet=True)
     assert caught.value.code == "image-missing" and "docker pull" in caught.value.do
-    other = engine(order, rule("inspect base:1", out=inspected(Architecture="arm64")), folder=tmp_path)
+    other = engine(
+        order, rule("inspect base:1", out=inspected(Architecture=OTHER.split("/")[1])), folder=tmp_path
+    )
     with pytest.raises(Problem) as caught:
         imagebuild.build(other.docker, order, quiet=True)
-    assert caught.value.code == "image-platform" and "linux/arm64" in caught.value.found
+    assert caught.value.code == "image-platform" and OTHER in caught.value.found
 
 
 def test_a_commit_with_another_tree_than_the_pinned_one_is_not_built(
@@ -284,7 +345,7 @@ def test_the_build_is_offline_and_its_words_suit_both_builders(
         imagebuild.build(stub.docker, order, quiet=True)
     words = next(line for line in stub.log if line.startswith("build ")).split()
     assert words[1:3] == ["--network", "none"]
-    assert "TARGET=x86_64-linux-gnu.2.28" in words and "SM=121" in words and "BASE=base:1" in words
+    assert f"TARGET={order.pins.target}" in words and "SM=121" in words and "BASE=base:1" in words
     assert f"ENGINE_COMMIT={order.pins.commit}" in words
 
 
@@ -307,7 +368,7 @@ def test_the_dockerfile_uses_nothing_that_docker_20s_builder_lacks() -> None:
 
 
 def base(tmp_path: Path, free: int = 1) -> imagebase.Base:
-    return imagebase.Base("base:1", "linux/amd64", free, tmp_path)
+    return imagebase.Base("base:1", PLATFORM, free, tmp_path)
 
 
 def test_a_base_that_is_there_is_not_pulled(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ _FAULTS = (
     ),
     _fault(
         "registry-unknown",
-        r"manifest unknown|manifest for .* not found|no matching manifest for",
+        r"manifest unknown|manifest for .* not found|no matching manifest for|HTTP 404",
         "an image of this name and digest for this processor in the registry",
         "compare base_image with the registry's page, correct it in inventory/group_vars/pair/",
     ),

@@ -100,7 +100,9 @@ def require_platform(found: Mapping[str, Any] | None, base: Base) -> None:
         )
 
 
-_LAYER = re.compile(r"([0-9a-f]{12}): (\w[\w ]*?)(?:\s+\[[=> ]*\]\s+([\d.]+[kMG]?B)/([\d.]+[kMG]?B))?\s*$")
+_LAYER = re.compile(
+    r"([0-9a-f]{12}): (\w[\w ]*?)(?:\s+(?:\[[=> ]*\]\s+)?([\d.]+[kMG]?B)/([\d.]+[kMG]?B))?\s*$"
+)
 
 
 class LayerBytes:

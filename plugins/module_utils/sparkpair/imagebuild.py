@@ -26,6 +26,7 @@ from .dockercli import Docker, classify, ending, missing, plain
 from .problem import Problem
 
 _LOG_LINES = 20
+_STEP_WIDTH = 60
 _CLASSIC_STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 # What the builders say between the lines that matter.
 _CHATTER = re.compile(
@@ -216,12 +217,12 @@ class StepCounter:
     def take(self, line: str) -> bool:
         """Read one line; whether it began a step."""
         if found := _CLASSIC_STEP.match(line):
-            self.done, self.total, self.text = int(found[1]) - 1, int(found[2]), found[3]
+            self.done, self.total, self.text = int(found[1]) - 1, int(found[2]), found[3][:_STEP_WIDTH]
         elif found := _BUILDKIT_STEP.match(line):
             self._stages[found[1] or ""] = (int(found[2]), int(found[3]))
             self.done = sum(step - 1 for step, _ in self._stages.values())
             self.total = sum(steps for _, steps in self._stages.values())
-            self.text = found[4]
+            self.text = found[4][:_STEP_WIDTH]
         else:
             return False
         return True
