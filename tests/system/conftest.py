@@ -1,8 +1,9 @@
-"""The rehearsed pair from outside: SSH to its nodes, and the API as any client sees it."""
+"""The rehearsed pair from outside: its nodes as root sees them, and the API as any client sees it."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ import testinfra
 from openai import OpenAI
 
 PROJECT = Path(__file__).resolve().parents[2]
-INVENTORY = PROJECT / "inventory/rehearsal.yml"
 
 
 @pytest.fixture(scope="session")
@@ -23,23 +23,25 @@ def world() -> dict[str, Any]:
     return found
 
 
-def _host(name: str) -> Any:
-    return testinfra.get_host(f"ansible://{name}?force_ansible=True", ansible_inventory=str(INVENTORY))
+def _host(world: dict[str, Any], name: str) -> Any:
+    """A node as root sees it, not through the login that the playbooks use."""
+    os.environ["DOCKER_HOST"] = world["docker_host"]
+    return testinfra.get_host(f"docker://{world['nodes'][name]['container']}")
 
 
 @pytest.fixture(scope="session")
-def head() -> Any:
-    return _host("spark-a")
+def head(world: dict[str, Any]) -> Any:
+    return _host(world, "spark-a")
 
 
 @pytest.fixture(scope="session")
-def worker() -> Any:
-    return _host("spark-b")
+def worker(world: dict[str, Any]) -> Any:
+    return _host(world, "spark-b")
 
 
 @pytest.fixture(scope="session", params=["spark-a", "spark-b"])
-def node(request: pytest.FixtureRequest) -> Any:
-    return _host(request.param)
+def node(request: pytest.FixtureRequest, world: dict[str, Any]) -> Any:
+    return _host(world, request.param)
 
 
 @pytest.fixture(scope="session")
