@@ -78,8 +78,6 @@ def node_extras() -> list[Extra]:
         *extras,
         Extra(f"{wants}/spark-tree.service", link="/etc/systemd/system/spark-tree.service"),
         Extra(f"{wants}/systemd-networkd.service", link=f"/{networkd}"),
-        # A coldplug in a container would raise events for the devices of the whole machine.
-        Extra("etc/systemd/system/systemd-udev-trigger.service", link="/dev/null"),
         # Nothing is configured before the first netplan: waiting for it would hold each boot for 2 minutes.
         Extra("etc/systemd/system/systemd-networkd-wait-online.service", link="/dev/null"),
     ]
