@@ -208,7 +208,7 @@ def receipts_row(folder: Path) -> Row:
 def rows(megabytes: int, directory: Path) -> list[Row]:
     """All rows: {"name", "value", "budget", "ok", ...}."""
     directory.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=directory) as name:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=directory.absolute()) as name:
         data, many = Path(name, "data"), Path(name, "many")
         data.mkdir()
         many.mkdir()

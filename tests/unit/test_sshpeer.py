@@ -27,9 +27,6 @@ class Here(Connection):
 
     script = "{}"
 
-    def start(self) -> None:
-        pass
-
     def open(self) -> None:
         pass
 

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -216,6 +217,7 @@ class Connection:
         self._config.write_text(ssh_config(login, device))
         self._master: subprocess.Popen[bytes] | None = None
         self._limit = 0.0
+        self._one = threading.Lock()
 
     @property
     def host(self) -> str:
@@ -236,10 +238,20 @@ class Connection:
     def _ssh(self, *options: str) -> list[str]:
         return ["ssh", "-F", str(self._config), "-S", str(self._socket), *options]
 
-    def start(self) -> None:
-        """Begin to log in, unless it has begun; `open` waits for the end of it."""
-        if self._master and self._master.poll() is None:
-            return
+    def open(self) -> None:
+        """Log in, unless it is open. Raises Problem with ssh's own words. May be called from several threads."""
+        with self._one:
+            if self._master is None or self._master.poll() is not None:
+                self._start()
+            while not self._socket.exists():
+                if self._master is None or self._master.poll() is not None:
+                    raise _no_login(self.host, self._said.read_text(errors="replace"))
+                if time.monotonic() > self._limit:
+                    self.close()
+                    raise _no_login(self.host, f"no login within {3 * _CONNECT_S} s")
+                time.sleep(0.005)
+
+    def _start(self) -> None:
         self._socket.unlink(missing_ok=True)
         with self._said.open("wb") as said:
             self._master = spawn(
@@ -249,17 +261,6 @@ class Connection:
                 stderr=said,
             )
         self._limit = time.monotonic() + 3 * _CONNECT_S
-
-    def open(self) -> None:
-        """Log in, unless it is open. Raises Problem with ssh's own words."""
-        self.start()
-        while not self._socket.exists():
-            if self._master is None or self._master.poll() is not None:
-                raise _no_login(self.host, self._said.read_text(errors="replace"))
-            if time.monotonic() > self._limit:
-                self.close()
-                raise _no_login(self.host, f"no login within {3 * _CONNECT_S} s")
-            time.sleep(0.005)
 
     def close(self) -> None:
         """End the connection and all that runs on it."""
@@ -272,6 +273,16 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def run(self, words: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run `words` there to their end. Raises Problem when the connection fails (ssh's exit code 255)."""
+        self.open()
+        done = subprocess.run(
+            self.command(words), input=stdin, capture_output=True, text=True, errors="replace", check=False
+        )
+        if done.returncode == 255:
+            raise _no_login(self.host, done.stderr)
+        return done
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command line that runs `words` there, on the open connection."""

@@ -90,14 +90,14 @@ class SshPeer:
     """A `replicate.Peer` behind SSH. Use as a context manager.
 
     Args:
-        connections: the first one asks questions, the others carry one stream each.
+        connections: one a stream; the first one also carries the questions.
         folder: the peer's folder.
         stall_s: seconds without a byte after which a flow is ended and tried again.
     """
 
     def __init__(self, connections: Sequence[Connection], folder: str, stall_s: float) -> None:
         self.name = connections[0].address
-        self._asking, *self._streams = connections
+        self._connections = connections
         self._folder = folder
         self._stall_s = stall_s
         self._lock: Lock | None = None
@@ -110,12 +110,10 @@ class SshPeer:
     def __exit__(self, *_: object) -> None:
         if self._questions:
             self._questions.close()
-        for connection in (self._asking, *self._streams):
+        for connection in self._connections:
             connection.close()
 
     def survey(self, lock: Lock) -> dict[str, Any]:
-        for connection in (self._asking, *self._streams):
-            connection.start()  # all log in at the same time
         self._lock = lock
         self._questions = self._begin(lock)
         return self._questions.report or {}
@@ -130,7 +128,6 @@ class SshPeer:
                 break
             with self._one:
                 if self._questions is questions and self._lock:
-                    self._asking.close()
                     self._questions = self._begin(self._lock)
         raise Problem(
             found=f"{self.name} does not answer whether {entry.path} arrived whole",
@@ -142,7 +139,7 @@ class SshPeer:
 
     def _begin(self, lock: Lock) -> _Questions:
         """Start the questions' session, with the first sparkpair that the peer has."""
-        self._asking.open()
+        self._connections[0].open()
         own = str(Path(sys.executable).with_name("sparkpair"))
         programs = [str(paths.VENV / "bin/sparkpair"), "sparkpair", own]
         said = ""
@@ -150,7 +147,7 @@ class SshPeer:
             for program in programs:
                 words = [program, "verify", "--lock", "-", "--dir", self._folder]
                 words += ["--json", "--quiet", "--follow"]
-                questions = _Questions(self._asking.command(words), lock, complaints)
+                questions = _Questions(self._connections[0].command(words), lock, complaints)
                 if questions.report and "files" in questions.report:
                     return questions
                 complaints.seek(0)
@@ -184,7 +181,7 @@ class SshPeer:
         on_bytes: Callable[[int], None],
         stop: threading.Event,
     ) -> int:
-        connection = self._streams[stream]
+        connection = self._connections[stream]
         try:
             connection.open()
         except Problem as problem:

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(replicate.single_flight(args.dir, args.to))
         folder = stack.enter_context(peer.private_folder())
         connections = []
-        for number in range(streams + 1):
-            rail = max(number - 1, 0) % len(addresses)
+        for number in range(streams):
+            rail = number % len(addresses)
             route = None if args.allow_lan else routes[rail]
             device = route.device if route else None
             connections.append(peer.Connection(addresses[rail], login, folder, f"c{number}", device))
