@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CERTIFICATES = Path("/etc/ssl/certs")
 CACHE_IN_NODE = "/var/cache/rehearsal"
-# A node that runs anything but these failed units is not fit: field report 78.
+_BASE_UNITS = (
+    *("dbus.service", "docker.service", "spark-tree.service", "ssh.service"),
+    *("systemd-networkd.service", "systemd-udevd.service", "systemd-user-sessions.service"),
+)
 _BOOT_S = 60.0
 
 
@@ -214,26 +217,41 @@ def must(container: Container, *argv: str) -> str:
     return output
 
 
+def unfit(failed: str) -> list[str]:
+    """Failed units that make a node no fit test host (field report 78), from systemctl's plain list.
+
+    The project's own units may fail there, as on a Spark, and so may one that a test started.
+    """
+    names = [line.split()[0] for line in failed.splitlines() if line.strip()]
+    return [name for name in names if not name.startswith(("sparkpair", "run-"))]
+
+
 def wait_until_up(container: Container) -> float:
-    """Wait until systemd says that all is well (field report 78). Returns the seconds it took."""
+    """Wait until a node's base units run and none of the others failed. Returns the seconds it took.
+
+    `systemctl is-system-running` would not do: a start of the pair keeps it at "starting" for minutes,
+    and a rank that failed at "degraded" for ever.
+    """
     begun = time.monotonic()
-    state = ""
+    missing, failed = list(_BASE_UNITS), ""
     while time.monotonic() - begun < _BOOT_S:
         container.reload()
         if container.status != "running":
             break
-        code, output = execute(container, "systemctl", "is-system-running")
-        state = output.strip()
-        if code == 0:
-            return time.monotonic() - begun
-        if state == "degraded":
-            break
+        states = execute(container, "systemctl", "is-active", *_BASE_UNITS)[1].split()
+        if len(states) == len(_BASE_UNITS):
+            missing = [unit for unit, state in zip(_BASE_UNITS, states, strict=True) if state != "active"]
+            failed = execute(container, "systemctl", "--failed", "--plain", "--no-legend")[1]
+            if unfit(failed):
+                break
+            if not missing:
+                return time.monotonic() - begun
         time.sleep(0.2)
-    failed = execute(container, "systemctl", "--failed", "--plain", "--no-legend")[1] if state else ""
     log = container.logs(tail=5).decode(errors="replace").strip()
+    seen = f"failed: {', '.join(unfit(failed)) or 'none'}; not active: {', '.join(missing) or 'none'}"
     raise Problem(
-        found=f"{container.name} is {container.status}, its systemd says {state or 'nothing'}; {failed.strip() or log}",
-        needed="systemd running in the node, with no failed unit",
+        found=f"{container.name} is {container.status}; {seen}; its log ends: {log or 'empty'}",
+        needed="the node's base units active within a minute, and none failed",
         do=f"docker logs {container.name}; then python -m rehearsal down, and up again",
         code="node-boot",
     )

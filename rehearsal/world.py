@@ -136,7 +136,7 @@ def _start_nodes(plan: Plan, client: docker.DockerClient, step: Steps, image: st
     cable = rails.ensure_cable(plan, client, image)
     step("cables", partial(rails.attach, cable, found), lambda made: f"{len(made)} ports made")
     for name, container in found.items():
-        step(f"{name} boot", partial(nodes.wait_until_up, container), lambda _: "systemd is running")
+        step(f"{name} boot", partial(nodes.wait_until_up, container), lambda _: "its base units are active")
     nodes.write_known_hosts(plan, found)
     return found
 

@@ -248,6 +248,16 @@ def test_loopback_name_servers_mean_nothing_in_a_node() -> None:
     assert nodes.nameservers(stub, real, real) == ["192.0.2.1"]
 
 
+def test_a_node_with_a_failed_unit_is_unfit_unless_the_unit_is_the_projects_field_report_78() -> None:
+    failed = (
+        "sparkpair-rank0.service loaded failed failed sparkpair rank 0 of 2\n"
+        "docker.service loaded failed failed Docker Application Container Engine\n"
+        "run-u12.service loaded failed failed /bin/false\n"
+    )
+    assert nodes.unfit(failed) == ["docker.service"]
+    assert nodes.unfit("") == []
+
+
 def test_the_inner_engine_has_the_nvidia_runtime_and_runc_stays_the_default() -> None:
     config = nodes.inner_engine(["192.0.2.1"])
     assert "nvidia" in config["runtimes"]
