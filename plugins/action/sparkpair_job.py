@@ -52,7 +52,7 @@ class ActionModule(ActionBase):
     def _follow(self, arguments: dict[str, Any], variables: dict[str, Any], host: str) -> dict[str, Any]:
         """Ask until the job ends or the time to follow is over. Short breaks of contact are borne."""
         begun = moved_at = heard_at = time.monotonic()
-        moved = -1
+        moved = (-1, -1)
         lines = _Lines(host)
         limit, stall = int(arguments.get("follow_seconds", 0)), int(arguments.get("stall_seconds", 0))
         for pause in _pauses():
@@ -67,8 +67,9 @@ class ActionModule(ActionBase):
             if state.get("failed") or not state["active"]:
                 return state
             progress = state["progress"] or {}
-            if progress.get("bytes_done", 0) != moved:
-                moved, moved_at = progress.get("bytes_done", 0), time.monotonic()
+            now_done = (progress.get("bytes_done", 0), progress.get("files_done", 0))
+            if now_done != moved:
+                moved, moved_at = now_done, time.monotonic()
             lines.show(progress)
             now = time.monotonic()
             if (limit and now - begun > limit) or (stall and now - moved_at > stall):
@@ -94,9 +95,10 @@ class _Lines:
         self._percent = -1
 
     def show(self, progress: dict[str, Any]) -> None:
-        if not progress.get("bytes_total"):
+        what = "bytes" if progress.get("bytes_total") else "files"
+        if not progress.get(f"{what}_total"):
             return
-        percent = 100 * progress["bytes_done"] // progress["bytes_total"]
+        percent = 100 * progress[f"{what}_done"] // progress[f"{what}_total"]
         now = time.monotonic()
         if sys.stdout.isatty():
             due = now - self._shown_at >= _LINE_EVERY_S

@@ -1,79 +1,12 @@
-"""The rehearsed pair from outside: its nodes as root sees them, and the API as any client sees it."""
+"""The fixtures of the rehearsed pair."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-import testinfra
-from openai import OpenAI
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-PROJECT = Path(__file__).resolve().parents[2]
+from pair import client, head, key, node, url, worker, world
 
-
-@pytest.fixture(scope="session")
-def world() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((PROJECT / ".rehearsal/world.json").read_text())
-    return found
-
-
-def _host(world: dict[str, Any], name: str) -> Any:
-    """A node as root sees it, not through the login that the playbooks use."""
-    os.environ["DOCKER_HOST"] = world["docker_host"]
-    return testinfra.get_host(f"docker://{world['nodes'][name]['container']}")
-
-
-@pytest.fixture(scope="session")
-def head(world: dict[str, Any]) -> Any:
-    return _host(world, "spark-a")
-
-
-@pytest.fixture(scope="session")
-def worker(world: dict[str, Any]) -> Any:
-    return _host(world, "spark-b")
-
-
-@pytest.fixture(scope="session", params=["spark-a", "spark-b"])
-def node(request: pytest.FixtureRequest, world: dict[str, Any]) -> Any:
-    return _host(world, request.param)
-
-
-@pytest.fixture(scope="session")
-def key(head: Any) -> str:
-    found: str = head.file("/etc/sparkpair/api-keys").content_string.strip()
-    return found
-
-
-@pytest.fixture(scope="session")
-def url(world: dict[str, Any]) -> str:
-    return f"http://{world['nodes']['spark-a']['address']}:8888"
-
-
-@pytest.fixture(scope="session")
-def client(url: str, key: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as made:
-        yield made
-
-
-@pytest.fixture
-def rehearsal() -> Callable[..., str]:
-    """Run one command of the rehearsal."""
-
-    def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "rehearsal", *words],
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
+__all__ = ["client", "head", "key", "node", "url", "worker", "world"]

@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pair import run
 
 PROJECT = Path(__file__).resolve().parents[2]
 STATE = "/var/lib/sparkpair"
 TOKEN_MAP = "de40bcdd71f24430ba82752ef385093be962adbf845a1c97db39161597d5dc28"
-
-
-def run(node: Any, command: str) -> str:
-    done = node.run(command)
-    assert done.rc == 0, f"{command}: {done.stdout} {done.stderr}"
-    return str(done.stdout).strip()
 
 
 def test_each_node_holds_exactly_its_own_rank(head: Any, worker: Any) -> None:
@@ -106,7 +101,10 @@ def test_the_library_serves_on_both_nodes(node: Any) -> None:
 
 
 def test_the_head_has_what_its_work_needs(head: Any) -> None:
-    assert run(head, "/opt/sparkpair/venv/bin/python -c 'import numpy, tokenizers, huggingface_hub; print(1)'") == "1"
+    assert (
+        run(head, "/opt/sparkpair/venv/bin/python -c 'import numpy, tokenizers, huggingface_hub; print(1)'")
+        == "1"
+    )
 
 
 def test_the_system_python_is_left_alone(node: Any) -> None:

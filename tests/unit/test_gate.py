@@ -87,7 +87,7 @@ def a_locked_folder(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_file_without_a_receipt_is_not_served(tmp_path: Path) -> None:
     lock, folder = a_locked_folder(tmp_path)
-    order = an_order(tmp_path, vouched=((lock, folder),))
+    order = an_order(tmp_path, vouched=(gate.Vouched(lock, folder, alone=True),))
     with pytest.raises(Problem, match=r"config\.json") as caught:
         gate.require_vouched(order)
     assert caught.value.code == "not-vouched"
@@ -95,7 +95,7 @@ def test_a_file_without_a_receipt_is_not_served(tmp_path: Path) -> None:
 
 def test_a_file_changed_after_it_was_verified_is_found_at_the_next_start(tmp_path: Path) -> None:
     lock, folder = a_locked_folder(tmp_path)
-    order = an_order(tmp_path, vouched=((lock, folder),))
+    order = an_order(tmp_path, vouched=(gate.Vouched(lock, folder, alone=True),))
     noted = receipts.Receipts.open(folder)
     noted.record(locks.load(lock).files[0], (folder / "config.json").stat())
     noted.save()
@@ -114,10 +114,10 @@ def test_a_strangers_weights_file_is_not_loaded(tmp_path: Path) -> None:
     noted.record(locks.load(lock).files[0], (folder / "config.json").stat())
     noted.save()
     (folder / "notes.txt").write_text("mine")
-    gate.require_vouched(an_order(tmp_path, vouched=((lock, folder),)))
+    gate.require_vouched(an_order(tmp_path, vouched=(gate.Vouched(lock, folder, alone=True),)))
     (folder / "zz.safetensors").write_text("")
     with pytest.raises(Problem, match=r"zz\.safetensors"):
-        gate.require_vouched(an_order(tmp_path, vouched=((lock, folder),)))
+        gate.require_vouched(an_order(tmp_path, vouched=(gate.Vouched(lock, folder, alone=True),)))
 
 
 class FakeDocker:

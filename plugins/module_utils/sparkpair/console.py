@@ -147,15 +147,18 @@ class Progress:
 def progress_line(state: dict[str, Any]) -> str:
     """One line of progress from a snapshot: `fetch: 120.3 GB of 210.6 GB (57 %), 22/39 files, ...`."""
     total = state["bytes_total"]
-    parts = [f"{size(state['bytes_done'])} of {size(total)}"]
-    if total:
-        parts[0] += f" ({100 * state['bytes_done'] // total} %)"
+    parts = (
+        [f"{size(state['bytes_done'])} of {size(total)} ({100 * state['bytes_done'] // total} %)"]
+        if total
+        else []
+    )
     if state["files_total"]:
-        parts.append(f"{state['files_done']}/{state['files_total']} files")
+        unit = "files" if total else "steps"
+        parts.append(f"{state['files_done']}/{state['files_total']} {unit}")
     if state["rate"]:
         parts.append(f"{size(state['rate'])}/s")
     if state["eta_s"] and state["bytes_done"] < total:
         parts.append(f"{duration(state['eta_s'])} left")
     if state["note"]:
         parts.append(state["note"])
-    return f"{state['label']}: {', '.join(parts)}"
+    return f"{state['label']}: {', '.join(parts)}" if parts else state["label"]

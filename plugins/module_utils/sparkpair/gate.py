@@ -29,17 +29,26 @@ _LOADED = (".safetensors", ".bin")
 
 
 @dataclass(frozen=True)
+class Vouched:
+    """A folder and the lock that vouches for it. `alone`: no other weights may lie there."""
+
+    lock: Path
+    folder: Path
+    alone: bool = False
+
+
+@dataclass(frozen=True)
 class Order:
     """/etc/sparkpair/rank.json: what this node's rank needs.
 
     Args:
-        vouched: (lock file, folder) pairs.
+        vouched: what must be there as verified.
         memory_bytes: what the rank will take; MemFree and MemAvailable must hold it.
         root: stands in for / where a rehearsed tree has the device and memory facts.
     """
 
     rank: int
-    vouched: tuple[tuple[Path, Path], ...]
+    vouched: tuple[Vouched, ...]
     memory_bytes: int
     root: Path
 
@@ -49,7 +58,10 @@ class Order:
             raw = json.loads(path.read_text())
             return cls(
                 int(raw["rank"]),
-                tuple((Path(lock), Path(folder)) for lock, folder in raw["vouched"]),
+                tuple(
+                    Vouched(Path(row["lock"]), Path(row["folder"]), bool(row["alone"]))
+                    for row in raw["vouched"]
+                ),
                 int(raw["memory_bytes"]),
                 Path(raw["root"]),
             )
@@ -92,17 +104,18 @@ def require_vouched(order: Order) -> None:
     A stranger's weights file is refused too: the engine takes the later of two that hold the same tensor.
     """
     problems = []
-    for lock_file, folder in order.vouched:
+    for entry in order.vouched:
         wrong = [
             str(finding)
-            for finding in sealed.findings(locks.load(lock_file), folder)
-            if finding.what != sealed.EXTRA or finding.path.endswith(_LOADED)
+            for finding in sealed.findings(locks.load(entry.lock), entry.folder)
+            if finding.what != sealed.EXTRA or (entry.alone and finding.path.endswith(_LOADED))
         ]
         if wrong:
             problems.append(
                 Problem(
-                    found=f"{folder}: {locks.listed(wrong)}",
-                    needed=f"the files of {lock_file.name}, as verified, and no other weights",
+                    found=f"{entry.folder}: {locks.listed(wrong)}",
+                    needed=f"the files of {entry.lock.name}, as verified"
+                    + (", and no other weights" if entry.alone else ""),
                     do="ansible-playbook site.yml brings back what is missing or changed; move away what is extra",
                     code="not-vouched",
                 )

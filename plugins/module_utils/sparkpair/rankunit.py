@@ -6,6 +6,7 @@ import subprocess
 
 from . import systemd
 from .dockercli import Docker
+from .gate import clear_container
 from .problem import Problem
 from .ranks import name_of
 
@@ -38,7 +39,7 @@ def stop(rank: int) -> None:
 
 
 def require_gone(rank: int) -> None:
-    """Raises Problem if the unit or a container of its name is still there."""
+    """Remove a container of ours that is left. Raises Problem if the unit runs, or a stranger has the name."""
     name = name_of(rank)
     if running(rank):
         raise Problem(
@@ -47,11 +48,4 @@ def require_gone(rank: int) -> None:
             do=f"sudo systemctl kill --signal=KILL {name}.service, then run stop.yml again",
             code="rank-still-runs",
         )
-    left = Docker().run("ps", "--all", "--quiet", "--filter", f"name=^/{name}$").split()
-    if left:
-        raise Problem(
-            found=f"container {name} ({', '.join(left)}) is still there after a stop",
-            needed="no container of the pair",
-            do=f"look at it: docker inspect {name}; remove it: docker rm -f {name}",
-            code="container-left",
-        )
+    clear_container(rank, Docker())
