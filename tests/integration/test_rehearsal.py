@@ -146,6 +146,14 @@ def test_a_second_up_changes_nothing(world: World) -> None:
     assert world.at("spark-a", "cat /proc/1/stat").split()[21] == before.split()[21]  # the same boot
 
 
+def test_up_takes_a_node_whose_rank_failed_as_it_is(world: World) -> None:
+    world.at("spark-a", "systemd-run --quiet --wait --unit sparkpair-rank0 false || true")
+    assert world.at("spark-a", "systemctl is-system-running || true").strip() == "degraded"
+    world.run("up")
+    assert world.at("spark-a", "systemctl is-failed sparkpair-rank0").strip() == "failed"
+    world.at("spark-a", "systemctl reset-failed")
+
+
 def test_the_ranks_docker_options_are_taken_unmodified(world: World) -> None:
     options = (
         "--gpus all --network host --ipc host --init --cap-add IPC_LOCK --device /dev/infiniband "
