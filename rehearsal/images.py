@@ -141,6 +141,7 @@ def with_extras(root: Path, extras: Sequence[Extra], folder: Path) -> Iterator[P
     try:
         shutil.copyfile(root, copy)
         append(copy, extras)
+        copy.chmod(0o644)  # a cache may serve several users
         yield copy
     finally:
         copy.unlink(missing_ok=True)

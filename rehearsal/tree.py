@@ -233,7 +233,7 @@ def kernel_files(host: str, routes: str) -> Files:
     build = "#32-Ubuntu SMP PREEMPT_DYNAMIC Tue Sep 15 09:12:44 UTC 2026"
     return {
         "proc/cmdline": f"BOOT_IMAGE=/boot/vmlinuz-{KERNEL} root=UUID=5a0e0d6c-0a0b-4c0d-8e0f-5a0e0d6c0a0b ro quiet\n",
-        "proc/version": f"Linux version {KERNEL} (buildd@bos03-arm64-001) (aarch64-linux-gnu-gcc-13) {build}\n",
+        "proc/version": f"Linux version {KERNEL} (builder@arm64-001) (aarch64-linux-gnu-gcc-13) {build}\n",
         "proc/net/route": routes,
         "proc/sys/kernel/arch": "aarch64\n",
         "proc/sys/kernel/hostname": f"{host}\n",

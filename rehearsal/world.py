@@ -279,9 +279,9 @@ def down(root: Path, *, purge: bool = False) -> list[str]:
         private = docker_engine.PrivateEngine(plan)
         if os.geteuid() == 0 and (private.run.exists() or private.data.exists()):
             step("docker engine", private.stop, lambda _: "the private one ended, its data removed")
-        for name in ("engine.json", "world.json", "hub.code", "git.code"):
+        for name in ("engine.json", "world.json", "hub.code", "git.code", "api-key"):
             (plan.state / name).unlink(missing_ok=True)
-        for name in ("hub", "git", "ssh"):
+        for name in ("hub", "git", "ssh", "locks"):
             shutil.rmtree(plan.state / name, ignore_errors=True)
         if purge:
             step(
