@@ -31,7 +31,7 @@ from sparkpair import locks, pagecache, verify
 
 from benchmarks.verify import SPARKPAIR, cool, make_data, seconds
 
-ROUNDS = 3
+ROUNDS = 4
 RATIO, WIRE = 2.0, 1.05
 Row = dict[str, Any]
 
@@ -166,7 +166,8 @@ def rows(megabytes: int, streams: int | None, directory: Path) -> list[Row]:
                 for entry in side.glob("*.safetensors")
             )
         again_s = ours(here, there, lock_path, at, streams)[0]
-    ratio, share = min(theirs_s) / min(ours_s), wire / lock.total_bytes
+    # Both took turns under the same load of the machine, so the sums compare better than the best of each.
+    ratio, share = sum(theirs_s) / sum(ours_s), wire / lock.total_bytes
     return [
         {
             "name": "replicate against rsync -a and sha256sum -c, both verified",
