@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,16 @@ def test_a_failed_login_says_what_is_wrong_with_it() -> None:
         problem = peer._no_login("sparkpair@10.20.0.2", said)
         assert problem.code == code
         assert "10.20.0.2" in problem.found
+
+
+def test_what_killed_processes_left_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
+    with peer.private_folder(tmp_path) as living:
+        dead, strange = tmp_path / "sparkpair-peer-dead", tmp_path / "other"
+        for folder in (dead, strange, living):
+            folder.mkdir(exist_ok=True)
+            (folder / "c0.conf").write_text("")
+            os.utime(folder, (0, 0))
+        with peer.private_folder(tmp_path) as second:
+            assert second.stat().st_mode & 0o777 == 0o700
+            assert living.exists() and strange.exists() and not dead.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -7,6 +7,7 @@ a link that goes down in the middle ends the connection, it doesn't move it to t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import ipaddress
 import json
@@ -34,6 +35,8 @@ _TARGET = re.compile(
     r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(?P<folder>.+)\Z"
 )
 _CONNECT_S = 10
+_FOLDER = "sparkpair-peer-"
+_FRESH_S = 5.0  # a folder this young may not have been locked yet
 # Fastest first: with AES in the processor, GCM takes the least of it. The rest for peers without.
 # Half the work of a login, and nothing secret travels here that would have to last against quantum computers.
 _KEX = "^curve25519-sha256"
@@ -307,10 +310,29 @@ def _no_login(host: str, said: str) -> Problem:
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A directory of our own with a name short enough for a socket."""
-    with tempfile.TemporaryDirectory(prefix="sparkpair-", dir="/tmp") as name:
-        yield Path(name)
+def private_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:
+    """A directory of our own with a name short enough for a socket. Removes those of killed processes."""
+    _sweep(parent)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=parent) as name:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH)  # gone with the process, whatever ends it
+        try:
+            yield Path(name)
+        finally:
+            os.close(fd)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(fd)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _FRESH_S:
+                    shutil.rmtree(path)
+            finally:
+                os.close(fd)
 
 
 def spawn(words: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
