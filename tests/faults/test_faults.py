@@ -64,10 +64,12 @@ def test_a_strangers_container_of_our_name_is_left_alone(worker: Any) -> None:
     assert play("stop.yml").code == 0
     image = run(worker, "docker image ls -q | head -1")
     run(worker, f"docker create --name sparkpair-rank1 {image} true")
-    done = play("site.yml", "--tags", "ranks")
+    try:
+        done = play("site.yml", "--tags", "ranks")
+    finally:
+        run(worker, "docker rm sparkpair-rank1")
     assert done.code != 0
     assert "not ours" in done.output
-    run(worker, "docker rm sparkpair-rank1")
 
 
 def test_too_little_memory_stops_the_start_with_the_numbers(head: Any) -> None:

@@ -21,7 +21,7 @@ def an_order(tmp_path: Path, **more: Any) -> gate.Order:
 
 
 def meminfo(root: Path, free: float, available: float) -> None:
-    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc").mkdir(parents=True, exist_ok=True)
     (root / "proc/meminfo").write_text(
         f"MemFree: {int(free * 2**20)} kB\nMemAvailable: {int(available * 2**20)} kB\n"
     )
@@ -29,8 +29,8 @@ def meminfo(root: Path, free: float, available: float) -> None:
 
 @pytest.fixture
 def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "drop_caches"
-    monkeypatch.setattr(gate, "_DROP_CACHES", path)
+    path = tmp_path / "proc/sys/vm/drop_caches"
+    path.parent.mkdir(parents=True)
     monkeypatch.setattr(gate, "_WAIT_FOR_MEMORY_S", 0.0)
     return path
 

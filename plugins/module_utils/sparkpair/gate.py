@@ -22,7 +22,7 @@ from .preflight import meminfo
 from .problem import Problem
 from .ranks import RANK_LABEL, name_of
 
-_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+_DROP_CACHES = Path("proc/sys/vm/drop_caches")
 _WAIT_FOR_MEMORY_S = 60.0
 # What the engine loads by its ending alone.
 _LOADED = (".safetensors", ".bin")
@@ -137,7 +137,7 @@ def require_memory(order: Order, *, sleep: Callable[[float], None] = time.sleep)
     if values.get("MemFree", 0) >= order.memory_bytes:
         return
     os.sync()
-    _DROP_CACHES.write_text("3\n")
+    (order.root / _DROP_CACHES).write_text("3\n")
     deadline = time.monotonic() + _WAIT_FOR_MEMORY_S
     while values.get("MemFree", 0) < order.memory_bytes:
         if time.monotonic() > deadline:
