@@ -310,8 +310,9 @@ def _no_login(host: str, said: str) -> Problem:
 
 
 @contextlib.contextmanager
-def private_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:
+def private_folder(parent: Path | None = None) -> Iterator[Path]:
     """A directory of our own with a name short enough for a socket. Removes those of killed processes."""
+    parent = parent or Path(tempfile.gettempdir())
     _sweep(parent)
     with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=parent) as name:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
