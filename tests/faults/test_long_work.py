@@ -1,0 +1,87 @@
+"""Long work outlives the play (field report 73), and the Hub's faults end in three parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pair import PROJECT, play, rehearsal, run
+
+SHARD = "/var/lib/sparkpair/weights/dsv41-1017/model-00007-of-00039.safetensors"
+UNIT = "sparkpair-job-fetch-checkpoint.service"
+
+
+@pytest.fixture(autouse=True)
+def a_hub_that_works_again() -> Iterator[None]:
+    yield
+    rehearsal("fault", "hub", "ok")
+
+
+def test_a_play_that_is_killed_leaves_the_fetch_running_and_the_next_one_attaches(head: Any) -> None:
+    run(head, f"rm {SHARD}")
+    rehearsal("fault", "hub", "slow", "--path", "model-00007*", "--rate", "40000")
+    cut = subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            *("--inventory", "inventory/rehearsal.yml", "site.yml", "--tags", "weights"),
+        ],
+        cwd=PROJECT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")},
+    )
+    deadline = time.monotonic() + 90
+    while head.run(f"systemctl is-active {UNIT}").stdout.strip() != "active":
+        assert time.monotonic() < deadline, "the fetch never began"
+        time.sleep(0.5)
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    assert run(head, f"systemctl is-active {UNIT}") == "active"
+    done = play("site.yml", "--tags", "weights")
+    assert done.code == 0, done.output
+    assert "was running already: attached" in done.output
+    run(head, f"test -f {SHARD}")
+
+
+def test_a_flipped_byte_is_named_and_only_that_file_is_fetched_again(head: Any) -> None:
+    """Field report 37: twice wrong stops, nothing is served from it."""
+    run(head, f"rm {SHARD}")
+    rehearsal("fault", "hub", "flip", "--path", "model-00007*")
+    done = play("site.yml", "--tags", "weights")
+    assert done.code != 0
+    assert "model-00007-of-00039.safetensors" in done.output and "do:" in done.output
+    assert head.run(f"test -e {SHARD}").rc != 0
+    rehearsal("fault", "hub", "ok")
+    again = play("site.yml", "--tags", "weights")
+    assert again.code == 0, again.output
+    run(head, f"test -f {SHARD}")
+
+
+@pytest.mark.parametrize(("mode", "told"), [("401", "token"), ("404", "do:"), ("403", "terms")])
+def test_access_is_asked_for_first_and_told_apart(head: Any, mode: str, told: str) -> None:
+    """Field report 40: one request, before anything large."""
+    run(head, f"rm {SHARD}")
+    try:
+        rehearsal("fault", "hub", mode)
+        done = play("site.yml", "--tags", "weights")
+    finally:
+        rehearsal("fault", "hub", "ok")
+        assert play("site.yml", "--tags", "weights").code == 0
+    assert done.code != 0
+    assert told in done.output.lower()
+
+
+def test_a_shard_that_changed_on_disk_is_fetched_again_and_no_other(head: Any) -> None:
+    digest = run(head, f"sha256sum {SHARD}")
+    run(head, f"printf x | dd of={SHARD} bs=1 seek=100000 conv=notrunc status=none")
+    done = play("site.yml", "--tags", "weights")
+    assert done.code == 0, done.output
+    assert run(head, f"sha256sum {SHARD}") == digest
