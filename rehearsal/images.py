@@ -30,7 +30,7 @@ BASE_NAME_KEY = "sparkpair.rehearsal.base"
 
 NODE_PACKAGES = (
     "adduser", "apt", "ca-certificates", "curl", "dbus", "docker.io", "ethtool", "git", "hostname", "iproute2",
-    "iptables", "iputils-ping", "kmod", "less", "libpam-systemd", "lsof", "netbase", "netplan.io", "nftables",
+    "iptables", "iputils-ping", "kmod", "less", "libpam-systemd", "lsof", "make", "netbase", "netplan.io", "nftables",
     "openssh-client", "openssh-server", "pciutils", "procps", "psmisc", "python3", "python3-apt", "python3-venv",
     "rsync", "sudo", "systemd", "systemd-sysv", "tzdata", "udev",
 )  # fmt: skip

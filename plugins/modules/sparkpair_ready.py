@@ -69,7 +69,10 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     endpoint = api.endpoint(params["host"], params["port"], key_file)
     if check_mode or params["wait_seconds"] == 0:
         return {"answers": api.probe(endpoint, params["model"], 60) is None}
-    return {"answers": True, **ready.wait(endpoint, params["model"], params["wait_seconds"], pairstate.reports)}
+    return {
+        "answers": True,
+        **ready.wait(endpoint, params["model"], params["wait_seconds"], pairstate.reports),
+    }
 
 
 def main() -> None:
