@@ -31,7 +31,8 @@ def meminfo(root: Path, free: float, available: float) -> None:
 def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "proc/sys/vm/drop_caches"
     path.parent.mkdir(parents=True)
-    monkeypatch.setattr(gate, "_WAIT_FOR_MEMORY_S", 0.0)
+    monkeypatch.setattr(gate, "_WAIT_FOR_DROP_S", 0.0)
+    monkeypatch.setattr(gate, "_WAIT_FOR_RETURN_S", 0.0)
     return path
 
 
@@ -46,7 +47,7 @@ def test_page_cache_in_the_way_is_dropped(
 ) -> None:
     """The GPU of a GB10 gets MemFree, not MemAvailable."""
     meminfo(tmp_path, 20, 115)
-    monkeypatch.setattr(gate, "_WAIT_FOR_MEMORY_S", 60.0)
+    monkeypatch.setattr(gate, "_WAIT_FOR_DROP_S", 60.0)
     gate.require_memory(an_order(tmp_path), sleep=lambda _: meminfo(tmp_path, 110, 115))
     assert drop.read_text() == "3\n"
 
@@ -65,6 +66,22 @@ def test_memory_that_is_in_use_is_not_dropped_for(tmp_path: Path, drop: Path) ->
         gate.require_memory(an_order(tmp_path))
     assert "48.0 GiB more" in caught.value.needed
     assert not drop.exists()
+
+
+def test_memory_of_a_rank_that_just_stopped_is_waited_for(
+    tmp_path: Path, drop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo(tmp_path, 6, 7)
+    monkeypatch.setattr(gate, "_WAIT_FOR_RETURN_S", 60.0)
+    gate.require_memory(an_order(tmp_path), sleep=lambda _: meminfo(tmp_path, 112, 118))
+    assert not drop.exists()
+
+
+def test_who_holds_the_memory_is_named(tmp_path: Path, drop: Path) -> None:
+    meminfo(tmp_path, 6, 7)
+    with pytest.raises(Problem) as caught:
+        gate.require_memory(an_order(tmp_path))
+    assert "pid " in caught.value.do
 
 
 def a_locked_folder(tmp_path: Path) -> tuple[Path, Path]:

@@ -23,7 +23,8 @@ from .problem import Problem
 from .ranks import RANK_LABEL, name_of
 
 _DROP_CACHES = Path("proc/sys/vm/drop_caches")
-_WAIT_FOR_MEMORY_S = 60.0
+_WAIT_FOR_DROP_S = 60.0
+_WAIT_FOR_RETURN_S = 20.0
 # What the engine loads by its ending alone.
 _LOADED = (".safetensors", ".bin")
 
@@ -128,29 +129,54 @@ def require_vouched(order: Order) -> None:
 def require_memory(order: Order, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Room for the rank: MemAvailable says whether it can be had, MemFree whether the GPU gets it now.
 
-    The driver of a GB10 allocates from MemFree and does not push the page cache out (field report 53),
-    so the cache is dropped here, only here, and only where that helps.
+    A rank that was just stopped gives its memory back only after a moment, so a lack is waited out briefly.
+    The driver of a GB10 allocates from MemFree and does not push the page cache out (field report 53), so
+    the cache is dropped here, only here, and only where that helps.
     """
-    values = meminfo(order.root)
-    if values.get("MemAvailable", 0) < order.memory_bytes:
-        raise _short(order, values, "stop what uses it: ps -eo rss,pid,comm --sort=-rss | head; nvidia-smi")
-    if values.get("MemFree", 0) >= order.memory_bytes:
+    available = _wait_for("MemAvailable", order, _WAIT_FOR_RETURN_S, sleep)
+    if available.get("MemAvailable", 0) < order.memory_bytes:
+        users = ", ".join(largest_processes()) or "none to name"
+        raise _short(order, available, f"stop what uses it (largest: {users}; nvidia-smi shows the GPU's)")
+    if available.get("MemFree", 0) >= order.memory_bytes:
         return
     os.sync()
     (order.root / _DROP_CACHES).write_text("3\n")
-    deadline = time.monotonic() + _WAIT_FOR_MEMORY_S
-    while values.get("MemFree", 0) < order.memory_bytes:
-        if time.monotonic() > deadline:
-            raise _short(order, values, "the page cache was dropped and memory stays taken: reboot this node")
+    free = _wait_for("MemFree", order, _WAIT_FOR_DROP_S, sleep)
+    if free.get("MemFree", 0) < order.memory_bytes:
+        raise _short(order, free, "the page cache was dropped and memory stays taken: reboot this node")
+
+
+def _wait_for(what: str, order: Order, limit_s: float, sleep: Callable[[float], None]) -> dict[str, int]:
+    """/proc/meminfo once `what` holds the rank, or at the limit."""
+    deadline = time.monotonic() + limit_s
+    values = meminfo(order.root)
+    while values.get(what, 0) < order.memory_bytes and time.monotonic() < deadline:
         sleep(1.0)
         values = meminfo(order.root)
+    return values
+
+
+def largest_processes(count: int = 3) -> list[str]:
+    """The processes with the most resident memory: "name (pid 1, 2.0 GiB)"."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            rows = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            resident = int(rows["VmRSS"].split()[0]) * 1024
+        except (OSError, KeyError, ValueError):
+            continue  # it ended meanwhile, or it is a kernel thread
+        found.append((resident, rows["Name"].strip(), status.parent.name))
+    return [
+        f"{name} (pid {pid}, {gib(resident)})" for resident, name, pid in sorted(found, reverse=True)[:count]
+    ]
 
 
 def _short(order: Order, values: dict[str, int], do: str) -> Problem:
     free, available = values.get("MemFree", 0), values.get("MemAvailable", 0)
+    lacking = gib(max(order.memory_bytes - available, 0))
     return Problem(
         found=f"MemFree {gib(free)}, MemAvailable {gib(available)} before rank {order.rank} starts",
-        needed=f"{gib(order.memory_bytes)} of each: {gib(max(order.memory_bytes - available, 0))} more available",
+        needed=f"{gib(order.memory_bytes)} of each: {lacking} more available",
         do=do,
         code="memory-short",
     )
