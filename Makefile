@@ -42,7 +42,7 @@ unit: setup ## Run the unit tests (seconds, no root, no Docker)
 
 integration: setup ## Run the tests that need root, network namespaces, sshd or a Docker engine
 	python -m rehearsal provide
-	pytest tests/integration
+	pytest -rs tests/integration
 
 molecule: setup ## Rehearse the whole life of a pair and verify it
 	python -m rehearsal provide

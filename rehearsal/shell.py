@@ -128,6 +128,8 @@ _PACKAGE_OF = {
     "ssh-keygen": "openssh-client",
     "rsync": "rsync",
     "sshd": "openssh-server",
+    "ping": "iputils-ping",
+    "nft": "nftables",
     DEBIAN_KEYRING: "debian-archive-keyring",
 }
 

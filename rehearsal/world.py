@@ -119,7 +119,10 @@ def up(root: Path) -> dict[str, Any]:
 
 
 # What the integration tests start themselves, and what `up` needs.
-PROGRAMS = ("dockerd", "git", "ip", "iptables", "mmdebstrap", "rsync", "ssh", "ssh-keygen", "sshd")
+PROGRAMS = (
+    *("dockerd", "git", "ip", "iptables", "mmdebstrap", "nft", "ping"),
+    *("rsync", "ssh", "ssh-keygen", "sshd"),
+)
 
 
 def provide() -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,8 +91,8 @@ def test_a_pulled_cable_is_told_before_anything_is_started() -> None:
     done = play("site.yml", "--tags", "link")
     rehearsal("fault", "rail-up", "1")
     assert done.code != 0
-    assert "do:" in done.output
-    assert "enP2p1s0f0np0" in done.output
+    assert "1 of 2 rails: ports with a carrier are spark-a: enp1s0f0np0" in done.output
+    assert "do: seat the cable" in done.output
 
 
 def test_a_changed_setting_restarts_the_pair_once_and_is_what_runs(
@@ -129,12 +132,25 @@ def test_the_addresses_come_back_after_a_reboot(worker: Any) -> None:
     assert play("site.yml", "--tags", "link").changed == 0
 
 
-def test_the_token_is_nowhere_but_where_it_is_used(head: Any, worker: Any) -> None:
+def hub_call(world: dict[str, Any], what: str, **body: Any) -> Any:
+    """One of the stand-in hub's own switches."""
+    url = f"{world['hub_url']}/_rehearsal/{what}"
+    request = urllib.request.Request(url, data=json.dumps(body).encode() if body else None)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_the_token_is_nowhere_but_where_it_is_used(head: Any, worker: Any, world: dict[str, Any]) -> None:
     """Field report 47: a canary over every output, unit, journal, process list and container."""
-    canary = "hf_CANARY1234567890abcdef"
-    run(head, f"rm -f {STATE}/weights/dsv41-1017/README.md")
+    canary = f"hf_CANARY{secrets.token_hex(8)}"
+    hub_call(world, "token", token=canary)
+    since = hub_call(world, "log")["next"]
+    run(head, f"rm {STATE}/weights/dsv41-1017/chat_template.jinja")
     done = play("site.yml", "-vvv", "--diff", HF_TOKEN=canary)
+    assert done.code == 0
     assert canary not in done.output
+    asked = hub_call(world, f"log?since={since}")["requests"]
+    assert any(entry["token"] and "chat_template" in entry["path"] for entry in asked)
     for node in (head, worker):
         found = node.run(
             f"grep -rls --binary-files=text {canary} /etc /run /var/lib/sparkpair /opt/sparkpair /home /root /var/log; "

@@ -80,7 +80,7 @@ def http(
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{launch.http}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own server
+        with urllib.request.urlopen(request, timeout=20) as answer:
             text = answer.read().decode()
             return answer.status, answer.headers, json.loads(text) if text[:1] in "{[" else text
     except urllib.error.HTTPError as error:

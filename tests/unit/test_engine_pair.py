@@ -27,7 +27,7 @@ def ask(launch: Launch, text: str = "What is 17 + 25?", seconds: float = 10, **m
     request = urllib.request.Request(
         f"http://127.0.0.1:{launch.http}/v1/chat/completions", json.dumps(body).encode()
     )
-    with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310 - our own server
+    with urllib.request.urlopen(request, timeout=seconds) as answer:
         return dict(json.load(answer))
 
 
