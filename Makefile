@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lint unit integration molecule faults test rehearse rehearse-down benchmark test-aarch64 docs
+.PHONY: help setup lock docs lint unit integration molecule test rehearse rehearse-down benchmark test-aarch64
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ lock: ## Resolve the Python packages anew (needs uv)
 	  --no-emit-find-links --extra controller pyproject.toml --output-file requirements/controller.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	  --no-emit-find-links --constraint requirements/controller.lock pyproject.toml --output-file requirements/node.lock
+
+docs: setup ## Write docs/variables.md anew
+	python docs/generate.py
 
 lint: setup ## Check style, types and spelling
 	ruff check .

@@ -32,11 +32,7 @@ class ActionModule(ActionBase):
             return {**result, **started}
         host = variables.get("inventory_hostname", "")
         self._say(host, started)
-        try:
-            state = self._follow(arguments, variables, host)
-        except KeyboardInterrupt:
-            display.display(f"[{host}] {_goes_on(started['unit'])}")
-            raise
+        state = self._follow(arguments, variables, host)
         return {**result, **_verdict(state, started)}
 
     def _call(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
@@ -46,8 +42,10 @@ class ActionModule(ActionBase):
         return answer
 
     def _say(self, host: str, started: dict[str, Any]) -> None:
+        """Said before the work, as Ctrl-C leaves a task no time for words."""
         verb = "runs" if started["started"] else "was running already: attached"
-        display.display(f"[{host}] {started['unit']} {verb}; watch it: journalctl -fu {started['unit']}")
+        display.display(f"[{host}] {started['unit']} {verb}. Ctrl-C ends this play, not the work:")
+        display.display(_goes_on(started["unit"]))
 
     def _follow(self, arguments: dict[str, Any], variables: dict[str, Any], host: str) -> dict[str, Any]:
         """Ask until the job ends or the time to follow is over. Short breaks of contact are borne."""
@@ -111,7 +109,6 @@ class _Lines:
 
 def _goes_on(unit: str) -> str:
     return (
-        f"{unit} goes on without this play.\n"
         f"  watch:     journalctl -fu {unit}\n"
         "  re-attach: run the same playbook again\n"
         f"  end it:    sudo systemctl stop {unit}"
@@ -124,7 +121,7 @@ def _verdict(state: dict[str, Any], started: dict[str, Any]) -> dict[str, Any]:
     if state.get("failed"):
         return state
     if state["active"]:
-        return {"failed": True, "msg": f"found: still running\nneeded: its end\ndo: {_goes_on(unit)}"}
+        return {"failed": True, "msg": f"found: still running\nneeded: its end\ndo:\n{_goes_on(unit)}"}
     told = isinstance(state["result"], dict)
     result = state["result"] if told else {}
     ended_well = bool(state["exit"]) and state["exit"][0] == "success"

@@ -81,6 +81,16 @@ def test_a_limit_to_half_of_the_pair() -> None:
     assert "--limit leaves spark-b out" in done.output
 
 
+def test_stop_and_status_check_what_was_typed_too() -> None:
+    for playbook in ("stop.yml", "status.yml"):
+        half = play(playbook, "--limit", "spark-a")
+        assert half.code != 0
+        assert "--limit leaves spark-b out" in half.output
+        example = play(playbook, inventory=PROJECT / "inventory/hosts.example.yml")
+        assert example.code != 0
+        assert "placeholder" in example.output
+
+
 def test_a_limit_where_one_host_is_enough() -> None:
     done = play("site.yml", "--limit", "spark-a", "--tags", "preflight,host")
     assert done.code == 0, done.output

@@ -114,6 +114,7 @@ def test_stop_leaves_nothing_and_says_so(head: Any, worker: Any) -> None:
     for node in (head, worker):
         assert run(node, "docker ps -aq") == ""
         assert run(node, "systemctl list-units --plain --no-legend --state=active 'sparkpair-rank*'") == ""
+        assert run(node, f"ls {STATE}/logs | grep -c rank") != "0"
     again = play("stop.yml")
     assert again.code == 0 and again.changed == 0
 

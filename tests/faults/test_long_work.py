@@ -24,7 +24,7 @@ def a_hub_that_works_again() -> Iterator[None]:
     rehearsal("fault", "hub", "ok")
 
 
-def test_a_play_that_is_killed_leaves_the_fetch_running_and_the_next_one_attaches(head: Any) -> None:
+def test_a_play_that_is_interrupted_leaves_the_fetch_running_and_the_next_one_attaches(head: Any) -> None:
     run(head, f"rm {SHARD}")
     rehearsal("fault", "hub", "slow", "--path", "model-00007*", "--rate", "40000")
     cut = subprocess.Popen(
@@ -33,8 +33,9 @@ def test_a_play_that_is_killed_leaves_the_fetch_running_and_the_next_one_attache
             *("--inventory", "inventory/rehearsal.yml", "site.yml", "--tags", "weights"),
         ],
         cwd=PROJECT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
         env={**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")},
     )
@@ -42,8 +43,11 @@ def test_a_play_that_is_killed_leaves_the_fetch_running_and_the_next_one_attache
     while head.run(f"systemctl is-active {UNIT}").stdout.strip() != "active":
         assert time.monotonic() < deadline, "the fetch never began"
         time.sleep(0.5)
-    os.killpg(cut.pid, signal.SIGKILL)
-    cut.wait()
+    time.sleep(3)  # a person looks at it for a moment
+    os.killpg(cut.pid, signal.SIGINT)
+    said, _ = cut.communicate(timeout=60)
+    assert "Ctrl-C ends this play, not the work" in said
+    assert "re-attach: run the same playbook again" in said
     assert run(head, f"systemctl is-active {UNIT}") == "active"
     done = play("site.yml", "--tags", "weights")
     assert done.code == 0, done.output

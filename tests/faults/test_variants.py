@@ -56,3 +56,17 @@ def test_the_earlier_checkpoint_is_served_too(client: OpenAI, head: Any) -> None
     assert done.code == 0, done.output
     assert fingerprint(client)
     assert "weights/dsv41 " in run(head, "ps -eo args | grep [t]ensorfold-native")
+
+
+def test_a_worker_with_the_whole_checkpoint_writes_its_own_cache(client: OpenAI, worker: Any) -> None:
+    """`worker_weights: full`, and back to the slice: what lies there is no hindrance."""
+    sliced = fingerprint(client)
+    run(worker, "rm /var/lib/sparkpair/rank-cache/dsv41-1017-*/rank1of2-*.bin")
+    done = play("site.yml", "-e", "worker_weights=full")
+    assert done.code == 0, done.output
+    assert run(worker, "ls /var/lib/sparkpair/weights/dsv41-1017 | grep -c safetensors$") == "39"
+    assert "[spark-b] sparkpair-job-rank-cache-1.service runs" in done.output
+    assert fingerprint(client) == sliced
+    back = play("site.yml")
+    assert back.code == 0, back.output
+    assert fingerprint(client) == sliced

@@ -190,3 +190,22 @@ def test_the_page_of_variables_is_written_anew() -> None:
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     assert (PROJECT / "docs/variables.md").read_text() == page.render()
+
+
+def test_every_message_that_the_readme_quotes_is_one() -> None:
+    table = (PROJECT / "README.md").read_text().split("| It says | It means |")[1].split("More:")[0]
+    quoted = [
+        part
+        for row in table.splitlines()[2:]
+        for part in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")
+    ]
+    assert len(quoted) >= 8
+    folders = ("plugins", "roles")
+    code = "\n".join(
+        path.read_text()
+        for folder in folders
+        for path in (PROJECT / folder).rglob("*")
+        if path.suffix in {".py", ".yml"}
+    )
+    for words in quoted:
+        assert words in code, words

@@ -77,6 +77,8 @@ def test_every_knob_with_a_rule_is_shipped_with_a_default() -> None:
         ("api_host", "spark-a.local"),
         ("api_key", "malformed"),
         ("hf_endpoint", "huggingface.co"),
+        ("site_environment", "foo"),
+        ("site_environment", {"PORT": 1}),
     ],
 )
 def test_a_wrong_value_is_told_with_its_name_and_an_example(name: str, value: Any) -> None:
@@ -102,6 +104,11 @@ def test_a_reply_as_long_as_the_window_is_refused() -> None:
 def test_the_overlay_without_a_token_is_refused_before_any_download() -> None:
     """Field report 40."""
     assert codes(inputs.check_knobs({**GOOD, "ablit": "true"}, PROFILES)) == ["token-missing"]
+
+
+def test_a_token_with_a_newline_is_refused_and_not_shown() -> None:
+    problems = inputs.check_knobs({**GOOD, "has_token": True, "token_sound": False}, PROFILES)
+    assert codes(problems) == ["token-form"]
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:

@@ -12,6 +12,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from . import __version__
 from .problem import Problem, problem_from
@@ -19,7 +20,7 @@ from .problem import Problem, problem_from
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line. Each module of `commands` adds itself by `add_to(subparsers)`."""
-    parser = argparse.ArgumentParser(prog="sparkpair", description="Two DGX Sparks as one server.")
+    parser = _Parser(prog="sparkpair", description="Two DGX Sparks as one server.")
     parser.add_argument("--version", action="version", version=f"sparkpair {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands = importlib.import_module(f"{__package__}.commands")
@@ -30,19 +31,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns the exit code."""
-    arguments = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
     try:
+        arguments = build_parser().parse_args(words)
         return int(arguments.run(arguments))
     except Problem as problem:
-        return _tell(problem, getattr(arguments, "json", False))
+        return _tell(problem, as_json)
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        _tell(_INTERRUPTED, as_json)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _tell(problem_from(error), getattr(arguments, "json", False))
+        return _tell(problem_from(error), as_json)
     except Exception as error:
         if os.environ.get("SPARKPAIR_DEBUG"):
             raise
@@ -52,11 +55,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             do="run it again with SPARKPAIR_DEBUG=1 and report the output",
             code="bug",
         )
-        return _tell(bug, getattr(arguments, "json", False))
+        return _tell(bug, as_json)
+
+
+_INTERRUPTED = Problem(
+    found="interrupted",
+    needed="the command's end",
+    do="run the same command again to go on",
+    code="interrupted",
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is told as JSON too, where JSON was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        if "--json" in sys.argv[1:]:
+            usage = Problem(message, self.format_usage().strip(), f"{self.prog} --help", code="usage")
+            print(json.dumps({"ok": False, "problems": [usage.as_dict()]}))
+        super().error(message)
 
 
 def _tell(problem: Problem, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"ok": False, "problems": [problem.as_dict()]}))
+    """Say it on stderr, and as one JSON object on stdout where that was asked for. Returns 1."""
     print(problem, file=sys.stderr)
+    if as_json:
+        try:
+            print(json.dumps({"ok": False, "problems": [problem.as_dict()]}), flush=True)
+        except OSError as error:  # stdout itself is what does not work
+            print(problem_from(error), file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

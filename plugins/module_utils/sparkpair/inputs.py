@@ -191,6 +191,25 @@ def _check_combinations(knobs: Mapping[str, Any]) -> list[Problem]:
                 code="token-missing",
             )
         )
+    if not knobs.get("token_sound", True):
+        problems.append(
+            Problem(
+                found="hf_token holds a blank, a newline or another character that no token has",
+                needed="the token alone, as its page shows it",
+                do="export HF_TOKEN=hf_... anew (or correct it in the vault)",
+                code="token-form",
+            )
+        )
+    site = knobs.get("site_environment", {})
+    if not isinstance(site, Mapping) or not all(isinstance(value, str) for value in site.values()):
+        problems.append(
+            Problem(
+                found=f"site_environment of type {type(site).__name__}, or with a value that is no text",
+                needed="variables with their values, each a text",
+                do='e.g. site_environment: {HTTPS_PROXY: "http://proxy:3128"} in inventory/group_vars/pair/',
+                code="knob-site-environment",
+            )
+        )
     endpoint = urlsplit(str(knobs.get("hf_endpoint")))
     if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
         problems.append(

@@ -44,3 +44,30 @@ def last_lines(unit: str, count: int = 25) -> list[str]:
         env={**os.environ, "LC_ALL": "C.UTF-8"},
     )
     return shown.stdout.splitlines()
+
+
+def last_run(unit: str, most: int) -> list[str]:
+    """The journal of a unit's last invocation, with times; empty where it never ran."""
+    shown = subprocess.run(
+        ["systemctl", "show", "--property=InvocationID", "--value", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    invocation = shown.stdout.strip()
+    if not invocation:
+        return []
+    said = subprocess.run(
+        [
+            "journalctl",
+            "--no-pager",
+            "--output=short-iso",
+            f"--lines={most}",
+            f"_SYSTEMD_INVOCATION_ID={invocation}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
+    return [line for line in said.stdout.splitlines() if not line.startswith("-- ")]

@@ -1,0 +1,62 @@
+"""The command's manners: exit codes, one JSON object, no traceback (contracts C6 and C8)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPARKPAIR = str(Path(sys.executable).with_name("sparkpair"))
+
+
+def run(*words: str, stdout: str | None = None) -> subprocess.CompletedProcess[str]:
+    if stdout is None:
+        return subprocess.run([SPARKPAIR, *words], capture_output=True, text=True, check=False)
+    with Path(stdout).open("w") as out:
+        return subprocess.run([SPARKPAIR, *words], stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def test_wrong_usage_is_2() -> None:
+    assert run().returncode == 2
+    assert run("rope").returncode == 2
+
+
+def test_wrong_usage_is_one_json_object_too() -> None:
+    done = run("rope", "--json")
+    assert done.returncode == 2
+    told = json.loads(done.stdout)
+    assert told["ok"] is False
+    assert told["problems"][0]["code"] == "usage"
+
+
+def test_a_problem_is_1_and_told_in_three_parts() -> None:
+    done = run("verify", "--lock", "/nowhere.json", "--dir", "/nowhere", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["ok"] is False
+    assert all(word in done.stderr for word in ("found", "needed:", "do:"))
+
+
+@pytest.mark.parametrize(
+    "words", [["verify", "--lock", "/nowhere", "--dir", "/nowhere", "--json"], ["--version"]]
+)
+def test_a_full_disk_behind_stdout_gives_no_traceback(words: list[str]) -> None:
+    done = run(*words, stdout="/dev/full")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_is_130_and_still_one_object(tmp_path: Path) -> None:
+    fifo = tmp_path / "lock.json"
+    subprocess.run(["mkfifo", str(fifo)], check=True)
+    words = [SPARKPAIR, "verify", "--lock", str(fifo), "--dir", str(tmp_path), "--json"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.0)  # it waits for the fifo's other end
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 130, err
+    assert json.loads(out)["problems"][0]["code"] == "interrupted"
+    assert "Traceback" not in err
