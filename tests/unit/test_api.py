@@ -111,6 +111,50 @@ def test_waiting_ends_at_once_when_a_rank_died(server: Server) -> None:
     assert "PeerDown" in caught.value.found
 
 
+SILENT = {
+    "unit": "sparkpair-rank1.service",
+    "host": "spark-b",
+    "runs": False,
+    "asked": False,
+    "result": "no answer",
+    "status": "?",
+    "log": ["10.20.0.2: no SSH", "10.21.0.2: no SSH"],
+}
+RUNS = {**SILENT, "runs": True, "asked": True, "log": []}
+
+
+def test_one_lost_question_does_not_end_the_wait(server: Server) -> None:
+    server.text = "not yet"
+    told = iter([[SILENT], [RUNS], [SILENT]])
+
+    def reports() -> list[dict[str, Any]]:
+        now = next(told, None)
+        if now is None:
+            server.text = api.ANSWER
+        return now or [RUNS]
+
+    assert ready.wait(endpoint(server), MODEL, 600, reports, sleep=lambda _: None)["tries"] == 5
+
+
+def test_a_peer_that_is_silent_twice_in_a_row_ends_the_wait(server: Server) -> None:
+    server.text = "not yet"
+    with pytest.raises(Problem) as caught:
+        ready.wait(endpoint(server), MODEL, 600, lambda: [SILENT], sleep=lambda _: None)
+    assert (caught.value.code, caught.value.host) == ("rank-unreachable", "spark-b")
+    assert "10.21.0.2" in caught.value.found
+    assert server.asked == 2
+
+
+def test_a_rank_that_ended_counts_at_once_though_another_is_silent(server: Server) -> None:
+    server.text = "not yet"
+    ended = {**RUNS, "unit": "sparkpair-rank0.service", "runs": False, "result": "exit-code"}
+    with pytest.raises(Problem) as caught:
+        ready.wait(endpoint(server), MODEL, 600, lambda: [SILENT, ended], sleep=lambda _: None)
+    assert caught.value.code == "rank-died"
+    assert "rank0" in caught.value.found
+    assert server.asked == 1
+
+
 def test_waiting_ends_at_the_limit_with_the_last_thing_seen(server: Server) -> None:
     server.text = "!!!!"
     with pytest.raises(Problem) as caught:

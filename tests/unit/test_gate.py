@@ -176,3 +176,23 @@ def test_a_broken_order_is_told(tmp_path: Path, text: str) -> None:
     with pytest.raises(Problem) as caught:
         gate.Order.load(path)
     assert caught.value.code == "rank-order"
+
+
+def test_what_is_wrong_with_an_order_is_told_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "rank.json"
+
+    def told() -> str:
+        with pytest.raises(Problem) as caught:
+            gate.Order.load(path)
+        return caught.value.found
+
+    assert told() == f"{path}: there is no such file"
+    path.write_text("{}")
+    assert told() == f"{path}: has no 'rank'"
+    path.write_text('{"rank": 0, "vouched": [{"lock": "/l"}], "memory_bytes": 1, "root": "/"}')
+    assert told() == f"{path}: has no 'folder'"
+    path.write_text('{"rank"')
+    assert told().startswith(f"{path}: not JSON (")
+    path.unlink()
+    path.mkdir()
+    assert told() == f"{path}: Is a directory"

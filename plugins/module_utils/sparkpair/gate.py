@@ -68,11 +68,22 @@ class Order:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Problem(
-                found=f"{path}: {error}",
+                found=f"{path}: {_unreadable(error)}",
                 needed="the order that role ranks writes",
                 do="ansible-playbook site.yml --tags ranks",
                 code="rank-order",
             ) from error
+
+
+def _unreadable(error: Exception) -> str:
+    """Why the order can't be taken, without its path."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON ({error})"
+    return f"has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def open_for(order: Order, docker: Docker | None = None) -> list[str]:

@@ -1,8 +1,8 @@
 """Long work as a transient systemd unit: it outlives the SSH session, is never doubled, and can be asked.
 
 A job is `sparkpair-job-<name>.service`. Its folder /run/sparkpair/jobs/<name>/ holds what a follower
-reads: `spec.json` (what was asked), `progress.json` (see `console.Progress`), `stdout` (the command's
-one JSON object) and, once it ended, `exit` (systemd's own words for how).
+reads: `spec.json` (what was asked), `public/progress.json` (see `console.Progress`), `stdout` (the
+command's one JSON object) and, once it ended, `exit` (systemd's own words for how).
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def unit_command(job: Job) -> list[str]:
         f"User={job.user}",
         # Not truncate: that would empty it again for ExecStopPost. `start` has removed an old one.
         f"StandardOutput=append:{folder}/stdout",
-        "StandardError=journal",  # it would follow the output into its file
         # By default it would go where stdout goes, and progress would spoil the one JSON object.
         "StandardError=journal",
         # A long copy must not push the desktop or sshd aside.

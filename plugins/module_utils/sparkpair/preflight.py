@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import paths
+from . import dockercli, paths
 from .console import gib, size
 from .problem import Problem
 
 GPU_NAME = "NVIDIA GB10"
+GPU_HOOK = "nvidia-container-runtime-hook"
+# Where the engine itself looks for the hook: systemd's PATH for services, not that of our login.
+_ENGINE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one node is. Sizes in bytes; `listeners` maps a port to who holds it."""
+    """What one node is. Sizes in bytes; `listeners` maps a port to who holds it.
+
+    `docker` is the engine's version, empty where none answers; `runtimes` are those it has registered, and
+    `programs` those of the NVIDIA toolkit that it would find.
+    """
 
     machine: str
     machine_id: str
@@ -46,6 +53,8 @@ class Facts:
     disk_ours_bytes: int
     gpus: Sequence[str]
     docker: str
+    runtimes: Sequence[str]
+    programs: Sequence[str]
     python: str
     listeners: Mapping[int, str]
 
@@ -57,6 +66,7 @@ def gather(root: Path, ports: Sequence[int]) -> Facts:
     """Read the node. `root` stands in for / where a recorded or rehearsed tree has the memory facts."""
     state = paths.STATE
     existing = next(folder for folder in (state, *state.parents) if folder.is_dir())
+    engine = _docker_info()
     return Facts(
         machine=platform.machine(),
         machine_id=_first_line(Path("/etc/machine-id")),
@@ -64,7 +74,9 @@ def gather(root: Path, ports: Sequence[int]) -> Facts:
         disk_free_bytes=shutil.disk_usage(existing).free,
         disk_ours_bytes=_tree_bytes(state),
         gpus=_lines("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
-        docker=" ".join(_lines("docker", "version", "--format", "{{.Server.Version}}")),
+        docker=str(engine.get("ServerVersion") or ""),
+        runtimes=sorted(dockercli.runtimes(engine)),
+        programs=[GPU_HOOK] if shutil.which(GPU_HOOK, path=_ENGINE_PATH) else [],
         python=platform.python_version(),
         listeners=listeners(ports),
     )
@@ -130,6 +142,9 @@ def _judge_software(facts: Facts, host: str) -> list[Problem]:
                 host=host,
             )
         )
+    elif blind := dockercli.gpu_problem({"Runtimes": dict.fromkeys(facts.runtimes)}, facts.programs):
+        blind.host = host
+        problems.append(blind)
     for port, holder in facts.listeners.items():
         problems.append(
             Problem(
@@ -211,6 +226,14 @@ def _file_lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def _docker_info() -> dict[str, Any]:
+    """`docker info`; empty where no engine answers."""
+    try:
+        return dockercli.Docker().info()
+    except (Problem, OSError, ValueError):
+        return {}
 
 
 def _lines(*command: str) -> list[str]:

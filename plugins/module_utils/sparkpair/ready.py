@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -40,22 +40,23 @@ def wait(
 ) -> dict[str, Any]:
     """Until a real completion comes back: {"seconds", "tries"}.
 
-    Raises Problem as soon as a rank's unit has ended, or at the limit with the last thing seen.
+    Raises Problem as soon as a rank's unit has ended, when a peer couldn't be asked twice in a row, or at
+    the limit with the last thing seen.
 
     Args:
-        reports: gives `rank_report` of every rank, the other nodes' too.
+        reports: gives `rank_report` of every rank, the other nodes' too; with `"asked": False` for a rank
+            whose node gave no answer.
     """
     begun = time.monotonic()
     tries, wrong = 0, "nothing yet"
+    silent: set[str] = set()
     while True:
         tries += 1
         answer = api.probe(endpoint, model, _TRY_S)
         if answer is None:
             return {"seconds": round(time.monotonic() - begun, 1), "tries": tries}
         wrong = answer
-        for report in reports():
-            if not report["runs"]:
-                raise _died(report)
+        silent = _require_running(reports(), silent)
         if time.monotonic() - begun > limit_s:
             raise Problem(
                 found=f"no right answer after {duration(limit_s)}; the last try: {wrong}",
@@ -64,6 +65,35 @@ def wait(
                 code="not-ready",
             )
         sleep(_PAUSE_S)
+
+
+def _require_running(reports: Sequence[dict[str, Any]], silent: Set[str]) -> set[str]:
+    """The units whose node gave no answer now. Raises Problem for a rank that ended, or stays silent.
+
+    One lost question is no dead rank: a link that carries the weights at full speed may drop a login.
+
+    Args:
+        silent: the units whose node gave no answer the last time.
+    """
+    unasked = [report for report in reports if not report.get("asked", True)]
+    for report in reports:
+        if report.get("asked", True) and not report["runs"]:
+            raise _died(report)
+    for report in unasked:
+        if report["unit"] in silent:
+            raise _unreachable(report)
+    return {str(report["unit"]) for report in unasked}
+
+
+def _unreachable(report: dict[str, Any]) -> Problem:
+    tried = "\n".join(report["log"])
+    return Problem(
+        found=f"how {report['unit']} stands can't be asked, twice in a row:\n{tried}",
+        needed="both ranks running, and the link between them up",
+        do="see that the node is on and the rails are up (sparkpair link), then ansible-playbook site.yml again",
+        code="rank-unreachable",
+        host=report.get("host"),
+    )
 
 
 def _died(report: dict[str, Any]) -> Problem:
