@@ -121,11 +121,6 @@ def device_dir(port: Port) -> str:
     return f"sys/devices/pci{domain}:00/{domain}:00:00.0/{port.pci}"
 
 
-def _up_to_root(place: str) -> str:
-    """From a directory `place` back up to the directory `sys`."""
-    return "/".join([".."] * place.count("/"))
-
-
 def netdev_files(link: Link) -> Files:
     """One network device; a ConnectX-7 half lies below its PCI function and is linked from class/net."""
     port = port_of(link.name)

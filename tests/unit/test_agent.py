@@ -317,8 +317,10 @@ def test_a_verb_can_be_run_by_hand(
 ) -> None:
     monkeypatch.setitem(agent.VERBS, "greet", len)
     assert cli.main(["agent", "greet", "a", "--b"]) == 2
-    assert cli.main(["agent", "no-such-verb"]) == 2
-    assert "greet" in capsys.readouterr().out
+    assert cli.main(["agent", "no-such-verb"]) == 126  # refused, as by sshd's way
+    told = capsys.readouterr()
+    assert "greet" in told.err
+    assert told.out == ""
 
 
 def test_the_command_serves_what_sshd_was_asked_for(

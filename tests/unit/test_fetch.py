@@ -226,11 +226,54 @@ def test_a_hub_that_keeps_failing_ends_in_words(site: Hub, bring: Bring) -> None
     assert stopped(bring).code == "hub-busy"
 
 
-def test_a_hub_that_is_gone_ends_in_words(site: Hub, bring: Bring) -> None:
-    site.close()
-    problem = stopped(lambda: bring(tries=2))
-    assert problem.code == "hub-busy"
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_a_hub_that_can_not_be_reached_is_told_at_once(lock: Lock, tmp_path: Path, address: str) -> None:
+    """With the options of a real run, whose tries would take minutes."""
+    begun = time.monotonic()
+    problem = stopped(lambda: fetch.fetch(lock, tmp_path / "weights", endpoint=address, say=pytest.fail))
+    assert problem.code == "hub-unreachable"
+    assert address in problem.found
+    assert time.monotonic() - begun < 5
+
+
+def closed_after_the_offer(site: Hub, monkeypatch: pytest.MonkeyPatch, tries: int) -> list[str]:
+    """From its first offer on the hub refuses that many connections; returns the list that counts them."""
+    import httpx2
+    from huggingface_hub import utils
+
+    refused: list[str] = []
+    session = utils.get_session()
+
+    class Session:
+        def stream(self, method: str, address: str, **more: Any) -> Any:
+            if len(refused) < tries:
+                refused.append(address)
+                raise httpx2.ConnectError("[Errno 111] Connection refused")
+            return session.stream(method, address, **more)
+
+    monkeypatch.setattr(utils, "get_session", Session)
+    return refused
+
+
+def test_a_hub_that_goes_away_later_is_asked_again(
+    site: Hub, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = closed_after_the_offer(site, monkeypatch, 3)
+    outcome = bring()
+    assert content(tmp_path / "weights") == FILES
+    assert len(refused) == 3
+    assert len([text for text in outcome.incidents if "ConnectError" in text]) == 3
+
+
+def test_a_hub_that_stays_away_ends_in_words(
+    site: Hub, bring: Bring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = closed_after_the_offer(site, monkeypatch, 1000)
+    problem = stopped(lambda: bring(tries=3))
+    assert problem.code == "hub-unreachable"
+    assert "3 tries in a row" in problem.found
     assert "run the same command again" in problem.do
+    assert len(refused) >= 3
 
 
 # Killed and started again
@@ -469,6 +512,7 @@ def test_a_stray_shard_is_refused_by_name(site: Hub, bring: Bring, tmp_path: Pat
     since = len(site.requests())
     problem = stopped(bring)
     assert problem.code == "stray-file"
+    assert problem.found.startswith("1 shard in ")
     assert "zz-overlay.safetensors" in problem.found
     assert site.requests(since=since) == []
 
@@ -478,6 +522,7 @@ def test_a_link_is_refused_by_name(bring: Bring, tmp_path: Path) -> None:
     (tmp_path / "weights" / SHARDS[0]).symlink_to("/etc/hostname")
     problem = stopped(bring)
     assert problem.code == "link"
+    assert problem.found.startswith("1 link in ")
     assert SHARDS[0] in problem.found
     assert "cp --remove-destination" in problem.do
 
@@ -490,6 +535,7 @@ def test_another_users_file_in_our_folder_is_named_with_the_repair(lock: Lock, t
     problem = stopped(lambda: staging.require_fit(lock, folder, owner=os.geteuid() + 1))
     assert problem.code == "foreign-owner"
     assert "left.lock" in problem.found
+    assert problem.found.startswith("2 files in ")
     assert problem.do.startswith("sudo chown -R ")
     assert problem.do.endswith(f": {folder}")
     staging.require_fit(lock, folder, owner=os.geteuid())

@@ -351,3 +351,12 @@ def test_the_command_locks_what_it_is_told_and_gives_one_json_object(hub: Hub, t
     assert said["changed"]
     assert said["revision"] == FIRST
     assert [entry.path for entry in locks.load(out).files] == ["config.json"]
+
+
+def test_an_empty_revision_is_refused_and_none_is_main() -> None:
+    assert client.split_name("owner/name") == ("owner/name", "main")
+    assert client.split_name("owner/name@v1") == ("owner/name", "v1")
+    repo, revision = client.split_name("owner/name@")
+    with pytest.raises(Problem) as caught:
+        client.resolve(repo, revision, endpoint="http://127.0.0.1:9")
+    assert caught.value.code == "revision-unknown"

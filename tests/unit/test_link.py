@@ -340,6 +340,17 @@ def test_the_command_tells_one_json_object_and_the_exit_code(
     assert json.loads(capsys.readouterr().out)["problems"][0]["code"] == "link-no-device"
 
 
+def test_a_root_that_is_no_folder_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path / "absent", tmp_path / "file"):
+        with pytest.raises(SystemExit) as ended:
+            main(["link", "--root", str(wrong), "--json"])
+        assert ended.value.code == 2
+        assert str(wrong) in capsys.readouterr().err
+
+
 def test_a_recorded_tree_is_not_mixed_with_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

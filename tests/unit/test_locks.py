@@ -166,6 +166,7 @@ def test_any_other_json_is_refused_in_words(data: Any) -> None:
     [
         ("", "not JSON"),
         ("{", "not JSON"),
+        ('{"size": ' + "7" * 5000 + "}", "number that can't be read"),
         ("[" * 100_000, "nested"),
         ('{"repo": "a/b", "repo": "a/c"}', "twice"),
         ("[]", "list"),

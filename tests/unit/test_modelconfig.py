@@ -39,14 +39,16 @@ def test_a_whole_number_is_no_other_kind_of_number(value: object) -> None:
         section.whole("heads", 1, 9)
 
 
-@pytest.mark.parametrize("value", [True, "16", None, float("nan"), float("inf"), 1, -3])
+@pytest.mark.parametrize("value", [True, "16", None, float("nan"), float("inf"), 10**400, 1, -3])
 def test_a_number_is_finite_and_in_range(value: object) -> None:
     section = modelconfig.text_section({"model_type": "deepseek_v41", "base": value})
     with pytest.raises(Problem, match="base"):
         section.number("base", above=1)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": ', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"a": ', b"\xff\xfe", b"[" * 100_000, b'{"a": %s}' % (b"7" * 5000)]
+)
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)

@@ -273,3 +273,12 @@ def test_receipts_of_the_result_follow_a_change_of_the_linked_file(parts: Parts)
         handle.seek(-1, os.SEEK_END)
         handle.write(b"X")
     assert not Receipts.open(parts.out).holds(result.lock.by_path["model-00002.safetensors"])
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"weight_map": %s}' % ("7" * 5000)])
+def test_an_index_that_is_not_readable_is_named(parts: Parts, text: str) -> None:
+    (parts.stock / INDEX).write_text(text)
+    parts.lock = lock_of(parts.stock)
+    problem = parts.refused()
+    assert problem.code == "index-bad"
+    assert INDEX in problem.found

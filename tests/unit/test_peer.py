@@ -19,8 +19,8 @@ SUBNETS = ["10.20.0.0/24", "10.21.0.0/24"]
     [
         ("sparkpair@10.20.0.2:/var/lib/x", ("sparkpair", "10.20.0.2", "/var/lib/x")),
         ("sparkpair@10.20.0.2:/var/lib/x/", ("sparkpair", "10.20.0.2", "/var/lib/x")),
-        ("spark-b:weights", (None, "spark-b", "weights")),
-        ("bo@[fe80::1%enp1s0f0np0]:/w w", ("bo", "fe80::1%enp1s0f0np0", "/w w")),
+        ("spark-b:/weights", (None, "spark-b", "/weights")),
+        ("bo@[fe80::1%enp1s0f0np0]:/w-w", ("bo", "fe80::1%enp1s0f0np0", "/w-w")),
         ("bo@host:/", ("bo", "host", "/")),
     ],
 )
@@ -42,6 +42,11 @@ def test_a_target_is_user_address_and_folder(text: str, parts: tuple[str | None,
         "a@b@c:/x",
         "a b:/x",
         "h:/x\n",
+        "u@h:rel",
+        "u@h:~/x",
+        "u@h:/x y",
+        "u@h:/x\u00a0y",
+        "u@h: /x",
     ],
 )
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
@@ -49,6 +54,21 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         peer.parse_target(text)
     assert caught.value.code == "target-bad"
     assert "--to " in caught.value.do
+
+
+@pytest.mark.parametrize(("option", "code"), [(0, "identity-missing"), (1, "known-hosts-missing")])
+def test_a_key_or_host_key_file_that_is_not_there_is_refused(tmp_path: Path, option: int, code: str) -> None:
+    there = tmp_path / "there"
+    there.write_text("x")
+    peer.require_login_files(None, None)
+    peer.require_login_files(there, there)
+    for wrong in (tmp_path / "absent", tmp_path):
+        files = [there, there]
+        files[option] = wrong
+        with pytest.raises(Problem) as caught:
+            peer.require_login_files(*files)
+        assert caught.value.code == code
+        assert str(wrong) in caught.value.found
 
 
 def test_a_route_is_read_from_what_ip_prints() -> None:

@@ -324,3 +324,49 @@ def test_the_command_refuses_the_lan_before_it_logs_in(
     words = ["replicate", "--lock", str(lock), "--dir", str(source), "--to", "bo@192.0.2.12:/x", "--json"]
     assert cli.main([*words, "--link-subnet", "10.20.0.0/24", "--root", str(tmp_path)]) == 1
     assert '"link-unreachable"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--port", "99999"],
+        ["--port", "0"],
+        ["--port", "-1"],
+        ["--link-subnet", "zz"],
+        ["--link-subnet", "10.20.0.0/40"],
+        ["--root", "/no/such/folder"],
+        ["--stall", "0"],
+        ["--stall", "nan"],
+    ],
+)
+def test_a_wrong_option_is_a_usage_error(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replicate", "--lock", "lock.json", "--dir", ".", "--to", "a@b:/c", *wrong])
+    assert ended.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "code"),
+    [
+        ("bo@h:relative", [], "target-bad"),
+        ("bo@h:/x y", [], "target-bad"),
+        ("bo@h:/x", ["--identity", "/no/key"], "identity-missing"),
+        ("bo@h:/x", ["--known-hosts", "/no/file"], "known-hosts-missing"),
+    ],
+)
+def test_a_wrong_target_or_key_is_refused_before_the_route_is_looked_at(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    to: str,
+    more: list[str],
+    code: str,
+) -> None:
+    lock = tmp_path / "lock.json"
+    lock.write_text(locks.dump(LOCK))
+    monkeypatch.setattr(peer, "route_to", lambda _: pytest.fail("looked"))
+    words = ["replicate", "--lock", str(lock), "--dir", str(tmp_path), "--to", to, "--json", *more]
+    assert cli.main(words) == 1
+    assert f'"{code}"' in capsys.readouterr().out

@@ -141,6 +141,18 @@ def test_an_older_key_for_the_kind_of_scaling_is_understood() -> None:
     assert rope.parameters(config) == rope.parameters(true_config())
 
 
+def test_two_names_for_the_kind_of_scaling_must_say_the_same() -> None:
+    config = true_config()
+    scaling = config["text_config"]["rope_scaling"]
+    scaling["type"] = "yarn"
+    assert rope.parameters(config) == rope.parameters(true_config())
+    for other in ("linear", None):
+        scaling["type"] = other
+        with pytest.raises(Problem, match=r"rope_scaling\.type") as fault:
+            rope.parameters(config)
+        assert fault.value.code == "config-wrong"
+
+
 @pytest.mark.parametrize(
     "key", ["head_dim", "qk_rope_head_dim", "rope_theta", "compress_rope_theta", "max_position_embeddings"]
 )
@@ -231,6 +243,19 @@ def test_a_rope_json_that_is_none_is_refused_by_its_key(tmp_path: Path, key: str
     path.write_text(json.dumps(values))
     with pytest.raises(Problem, match=key):
         rope.load_summary(path)
+
+
+@pytest.mark.parametrize("given", ["/no/such/rope.json", "{", "[]", "{}", '{"rows": ' + "7" * 5000 + "}"])
+def test_an_expectation_that_is_none_is_told_of_rope_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    words = ["rope", "--config", str(written(tmp_path, small_config())), "--out", str(tmp_path / "out")]
+    assert cli.main([*words, "--expect", given, "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["code"] == "rope-expectation"
+    assert "rope.json" in problem["needed"] + problem["do"]
+    assert "config.json" not in problem["found"] + problem["needed"] + problem["do"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_run_stats_and_a_changed_file_or_configuration_is_made_again(

@@ -118,12 +118,29 @@ def test_a_missing_and_a_short_file_are_found_without_reading(folder: Path) -> N
     assert report.bad[SHARD].as_dict() == {"state": "wrong-size", "expected": 300_000, "got": 1000}
 
 
+def test_the_command_that_mends_names_the_lock_and_the_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "config.json").unlink()
+    lock = tmp_path / "the lock.json"
+    lock.write_text(locks.dump(LOCK))
+    assert cli.main(["verify", "--lock", str(lock), "--dir", str(folder), "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["do"].endswith(f"sparkpair fetch --lock '{lock}' --to {folder}")
+    assert LOCK.repo in check(folder).problems[0].do  # read from stdin: which lock, at least
+
+
 def test_forty_missing_files_are_one_problem_with_the_first_few_names(tmp_path: Path) -> None:
     report = verify.verify(LOCK, tmp_path / "nowhere", quiet=True)
     assert codes(report) == ["missing"]
     assert "5 of 5 files" in report.problems[0].found
     assert "config.json" in report.problems[0].found
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_one_file_is_a_file(tmp_path: Path) -> None:
+    report = verify.verify(lock_of({"config.json": b"{}"}), tmp_path, quiet=True)
+    assert "1 of 1 file in" in report.problems[0].found
 
 
 def test_a_stray_shard_is_refused_by_name_since_the_engine_reads_every_one(folder: Path) -> None:

@@ -28,6 +28,11 @@ def size(count: float) -> str:
     return f"{count:.2f} TB"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1, "file" -> "1 file"; 3, "file" -> "3 files"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def gib(count: float) -> str:
     """Bytes as GiB, the unit of memory: 106192000000 -> "98.9 GiB"."""
     return f"{count / 2**30:.1f} GiB"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, atomic, disk, hub, pagecache, staging
-from .console import Progress, size
+from .console import Progress, counted, size
 from .hashing import digest_file, new_hash
 from .locks import Lock, LockedFile, check_index
 from .problem import Problem
@@ -101,7 +101,8 @@ def fetch(
 
     Files of the right size without a receipt are hashed, not fetched. Raises Problem with the code
     disk-full (before the first byte), disk (the floor during the run), already-running, stray-file,
-    foreign-owner, link, hash-differs, stalled, index-differs, or one of `hub.check_access`. Partials are
+    foreign-owner, link, hash-differs, stalled, index-differs, or one of `hub.check_access`; hub-unreachable
+    comes at once where the very first request finds no connection, else after all tries. Partials are
     kept through all of these and through KeyboardInterrupt.
     """
     options = options or Options()
@@ -119,7 +120,9 @@ def fetch(
         partials.sweep(state.missing)
         disk.require_all(
             [
-                disk.Need(directory, state.missing_bytes, f"{len(state.missing)} files of {lock.repo}"),
+                disk.Need(
+                    directory, state.missing_bytes, f"{counted(len(state.missing), 'file')} of {lock.repo}"
+                ),
                 disk.Need(directory, options.reserve_bytes, "what is made of them later"),
             ],
             options.floor_bytes,
@@ -185,6 +188,13 @@ class _Again(Exception):
 
 class _Stalled(_Again):
     """The transfer stood still."""
+
+
+class _Unreachable(_Again):
+    """No connection came about: name, route, port, proxy, certificate."""
+
+
+_GIVEN_UP: dict[type[_Again], str] = {_Stalled: "stalled", _Unreachable: "hub-unreachable"}
 
 
 @dataclass
@@ -374,6 +384,9 @@ class _Run:
                 self._require_offer(entry)
             except _Again as reason:
                 in_vain += 1
+                if isinstance(reason, _Unreachable) and in_vain == 1 and not self._offered:
+                    # The Hub never answered: a wrong address or no network, which another try does not cure.
+                    raise hub.out_of_reach(self.endpoint, reason) from None
                 self.tell(f"{entry.path}: {reason}; asking again")
                 self._pause(entry, reason, in_vain)
             else:
@@ -390,7 +403,7 @@ class _Run:
             found=f"{entry.path}: {self.options.tries} tries in a row brought nothing; the last: {reason}",
             needed=f"a connection to {self.endpoint} that moves bytes",
             do="check the network and run the same command again: it goes on where it stopped",
-            code="stalled" if isinstance(reason, _Stalled) else "hub-busy",
+            code=_GIVEN_UP.get(type(reason), "hub-busy"),
         )
 
     def _wait_for_gate(self) -> None:
@@ -508,6 +521,8 @@ class _Run:
             raise hub.not_asked(error, self.lock.repo) from None
         except (httpx2.ReadTimeout, httpx2.WriteTimeout):
             raise _Stalled(stall) from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
+            raise _Unreachable(f"{type(error).__name__} ({error})") from None
         except (httpx2.TransportError, httpx2.StreamError) as error:
             raise _Again(f"{type(error).__name__} ({error})") from None
 

@@ -377,9 +377,12 @@ def library() -> Any:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """`OWNER/NAME@REVISION` into its two parts; the revision is `main` where none is said."""
-    repo, _, revision = name.partition("@")
-    return repo, revision or "main"
+    """`OWNER/NAME@REVISION` into its two parts; the revision is `main` where no @ stands.
+
+    An @ with nothing behind it gives the empty revision, which `resolve` refuses.
+    """
+    repo, at, revision = name.partition("@")
+    return repo, revision if at else "main"
 
 
 def resolve(

@@ -179,6 +179,8 @@ def _decode(text: str, source: str) -> Any:
         raise _bad(
             source, f"it is not JSON: {error.msg} (line {error.lineno})", "a whole, well-formed JSON file"
         ) from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise _bad(source, f"it holds a number that can't be read ({error})", "sizes in bytes") from None
     except RecursionError:
         raise _bad(source, "it is nested too deeply", "one object with a list of files") from None
 

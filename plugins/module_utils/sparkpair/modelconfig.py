@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from .problem import Problem
 FAMILY = "deepseek_v41"
 _TEXT_FAMILY = "deepseek_v41_text"
 _LARGEST = 4 * 2**20
+_GREATEST = sys.float_info.max
 _DO = "take config.json from the checkpoint of the profile again (sparkpair verify names a changed file)"
 
 
@@ -56,16 +57,19 @@ class Section:
         """A finite number greater than `above`."""
         needed = f"a number above {above:g}"
         value = self.required(key, needed)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < math.inf:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value <= _GREATEST:
             raise self.wrong(key, value, needed)
         return float(value)
 
     def word(self, key: str, *older_keys: str) -> str:
-        """A text, under `key` or under a name that older files use for it."""
-        key = next((name for name in (key, *older_keys) if name in self.values), key)
-        value = self.required(key, "a text")
+        """A text, under `key` or under a name that older files use for it; where several are, the same."""
+        first, *others = [name for name in (key, *older_keys) if name in self.values] or [key]
+        value = self.required(first, "a text")
         if not isinstance(value, str):
-            raise self.wrong(key, value, "a text")
+            raise self.wrong(first, value, "a text")
+        for name in others:
+            if self.values[name] != value:
+                raise self.wrong(name, self.values[name], f"{value!r:.80}, as {first} says")
         return value
 
     def section(self, key: str) -> Section:
@@ -96,7 +100,7 @@ def decode(raw: bytes | str, source: str) -> dict[str, Any]:
     """One JSON object out of text; `source` names it in messages."""
     try:
         config = json.loads(raw.decode() if isinstance(raw, bytes) else raw)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(source, f"is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise _unreadable(source, f"holds a {type(config).__name__}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import atomic, locks, safetensors, verify
+from .console import counted
 from .locks import OWN_PREFIX, Lock, LockedFile, listed
 from .problem import Problem
 from .receipts import NAME as RECEIPTS
@@ -172,7 +173,10 @@ def _index(stock: Path, lock: Lock) -> dict[str, Any]:
             do="lock the whole checkpoint: sparkpair lock OWNER/NAME@REVISION --out FILE",
             code="overlay-index",
         )
-    index = json.loads((stock / _INDEX).read_bytes())
+    try:
+        index = json.loads((stock / _INDEX).read_bytes())
+    except (ValueError, RecursionError):
+        index = None
     locks.check_index(lock, _INDEX, index)
     return dict(index)
 
@@ -182,7 +186,9 @@ def _require_fit(header: safetensors.Header, index: dict[str, Any], stock: Path,
     weight_map = index["weight_map"]
     unknown = sorted(name for name in header.tensors if name not in weight_map)
     if unknown:
-        raise _misfit(header, f"{len(unknown)} tensors that the checkpoint lacks: {listed(unknown)}", lock)
+        raise _misfit(
+            header, f"{counted(len(unknown), 'tensor')} that the checkpoint lacks: {listed(unknown)}", lock
+        )
     if not header.tensors:
         raise _misfit(header, "no tensor at all", lock)
     late = [shard for shard in set(weight_map.values()) if shard >= NAME]

@@ -32,7 +32,7 @@ from .link import rdma_of
 from .problem import Problem
 
 _TARGET = re.compile(
-    r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(?P<folder>.+)\Z"
+    r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(?P<folder>/[^ ]*)\Z"
 )
 _CONNECT_S = 10
 _FOLDER = "sparkpair-peer-"
@@ -76,16 +76,31 @@ class Login:
 
 
 def parse_target(text: str) -> Target:
-    """USER@ADDRESS:DIR (an IPv6 address in brackets). Raises Problem."""
+    """USER@ADDRESS:DIR (an IPv6 address in brackets; DIR absolute, printable, no spaces). Raises Problem."""
     match = _TARGET.match(text) if text.isprintable() else None
     if not match or match["host"].startswith("-"):
         raise Problem(
             found=f"the target {text!r}",
-            needed="USER@ADDRESS:DIR",
+            needed="USER@ADDRESS:DIR, the folder absolute and without spaces",
             do=f"name the peer by its link address: --to {paths.SERVICE_USER}@10.20.0.2:{paths.WEIGHTS}/NAME",
             code="target-bad",
         )
     return Target(match["user"], match["host"].strip("[]"), match["folder"].rstrip("/") or "/")
+
+
+def require_login_files(identity: Path | None, known_hosts: Path | None) -> None:
+    """Refuse a key or a file of host keys that is not there: ssh would only say that it was let in nowhere."""
+    for path, what, option in (
+        (identity, "private key", "identity"),
+        (known_hosts, "file with the peer's host key", "known-hosts"),
+    ):
+        if path is not None and not path.is_file():
+            raise Problem(
+                found=f"--{option} {path} is {'no file' if path.exists() else 'absent'}",
+                needed=f"the {what}",
+                do="correct the path; ansible-playbook site.yml --tags link sets up both",
+                code=f"{option}-missing",
+            )
 
 
 def route_to(address: str) -> Route | None:

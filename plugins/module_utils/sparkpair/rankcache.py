@@ -154,7 +154,7 @@ def parse_plan(text: str) -> Plan:
     An index is a list of `[key, dtype, shape, offset, bytes]`.
     """
     for candidate in (text, text.strip().rpartition("\n")[2]):
-        with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, IndexError):
+        with contextlib.suppress(ValueError, OverflowError, RecursionError, TypeError, LookupError):
             told = json.loads(candidate)
             if isinstance(told, dict):
                 entries, data = int(told["entries"]), int(told["data_bytes"])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import hashing, verify
-from .console import Progress, size
+from .console import Progress, counted, size
 from .locks import Lock, LockedFile
 from .problem import Problem
 
@@ -215,7 +215,7 @@ def _require_room(plan: dict[LockedFile, Way], present: int, report: dict[str, A
     if isinstance(free, int) and free < needed:
         raise Problem(
             found=f"{size(free)} ({free} bytes) free on {peer}",
-            needed=f"{size(needed)} ({needed} bytes) for {len(plan)} files",
+            needed=f"{size(needed)} ({needed} bytes) for {counted(len(plan), 'file')}",
             do=f"free {size(needed - free)} there, then run the same command again",
             code="disk-full",
             host=peer,
@@ -414,10 +414,10 @@ def require_rsync() -> None:
 def describe(result: Result, peer: str, lock: Lock, route: str) -> str:
     """The outcome in one line."""
     if not result.files:
-        return f"{peer} has all {len(lock.files)} files of {lock.repo} already"
+        return f"{peer} has all of {lock.repo} already ({counted(len(lock.files), 'file')})"
     rate = size(result.bytes / result.seconds) if result.seconds else "?"
-    again = f", {result.retries} tries again" if result.retries else ""
+    again = f", tried again {counted(result.retries, 'time')}" if result.retries else ""
     return (
-        f"{result.files} files, {size(result.bytes)} to {peer} over {route} in {result.seconds:.1f} s"
+        f"{counted(result.files, 'file')}, {size(result.bytes)} to {peer} over {route} in {result.seconds:.1f} s"
         f" ({rate}/s), verified there; {result.kept_files} were there already{again}"
     )

@@ -314,7 +314,34 @@ def dump_summary(told: Mapping[str, int | str]) -> str:
 
 def load_summary(path: Path) -> dict[str, int | str]:
     """Read a rope.json. Raises Problem naming the key that is missing or not of its kind."""
-    return summary_of(modelconfig.load(path), str(path))
+    with _of_summary():
+        values = modelconfig.load(path)
+    return summary_of(values, str(path))
+
+
+def parse_summary(text: str, source: str) -> dict[str, int | str]:
+    """The same from the text of a rope.json; `source` names it in messages."""
+    with _of_summary():
+        values = modelconfig.decode(text, source)
+    return summary_of(values, source)
+
+
+@contextlib.contextmanager
+def _of_summary() -> Iterator[None]:
+    """What is wrong with the file as a whole, told of a rope.json."""
+    try:
+        yield
+    except Problem as problem:
+        raise _no_summary(problem.found) from None
+
+
+def _no_summary(found: str) -> Problem:
+    return Problem(
+        found=found,
+        needed="a rope.json: rows and half as whole numbers and the sha256 of each of the four tables",
+        do="restore it from files/fixtures/rope.json",
+        code="rope-expectation",
+    )
 
 
 def summary_of(values: Mapping[str, Any], source: str) -> dict[str, int | str]:
@@ -324,12 +351,7 @@ def summary_of(values: Mapping[str, Any], source: str) -> dict[str, int | str]:
         value = values.get(key)
         good = isinstance(value, str) and hex64.fullmatch(value) if key in TABLES else type(value) is int
         if not good:
-            raise Problem(
-                found=f"{source}: {key} is {value!r:.80}",
-                needed="rows and half as whole numbers and the sha256 of each of the four tables",
-                do="restore it from files/fixtures/rope.json",
-                code="rope-expectation",
-            )
+            raise _no_summary(f"{source}: {key} is {value!r:.80}")
     return {key: values[key] for key in ("rows", "half", *TABLES)}
 
 

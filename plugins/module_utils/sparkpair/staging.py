@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import atomic
+from .console import counted
 from .locks import OWN_PREFIX, Lock, LockedFile, listed
 from .problem import Problem
 from .receipts import Receipts
@@ -125,7 +126,7 @@ def require_fit(lock: Lock, directory: Path, owner: int | None = None) -> None:
     if links:
         first = directory / links[0]
         raise Problem(
-            found=f"{len(links)} links in {directory}: {listed(links)}",
+            found=f"{counted(len(links), 'link')} in {directory}: {listed(links)}",
             needed="plain files: a link does not reach into a container",
             do=f"put the file in its place: cp --remove-destination $(readlink -f {first}) {first}"
             " (or remove the link: it is then fetched)",
@@ -133,7 +134,7 @@ def require_fit(lock: Lock, directory: Path, owner: int | None = None) -> None:
         )
     if strays:
         raise Problem(
-            found=f"{len(strays)} shards in {directory} that its lock does not name: {listed(strays)}",
+            found=f"{counted(len(strays), 'shard')} in {directory} that its lock does not name: {listed(strays)}",
             needed=f"only the files of {lock.repo}: the engine reads every shard that it finds",
             do=f"move them elsewhere: mv {directory / strays[0]} ANOTHER_FOLDER/",
             code="stray-file",
@@ -156,7 +157,7 @@ def _foreign(directory: Path, names: Sequence[str], owner: int) -> Problem:
     except KeyError:
         who = str(owner)
     return Problem(
-        found=f"{len(names)} files in {directory} belong to another user: {listed(names)}",
+        found=f"{counted(len(names), 'file')} in {directory} of another user: {listed(names)}",
         needed=f"all of it owned by {who}",
         do=f"sudo chown -R {who}: {directory}",
         code="foreign-owner",

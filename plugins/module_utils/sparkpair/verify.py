@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import shlex
 import stat as stat_bits
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import disk, hashing
-from .console import Progress
+from .console import Progress, counted
 from .locks import Lock, LockedFile, listed
 from .problem import Problem
 from .receipts import Receipts
@@ -81,6 +82,7 @@ def verify(
     follow_links: bool = False,
     threads: int | None = None,
     quiet: bool = False,
+    lock_file: Path | None = None,
 ) -> Report:
     """Compare `directory` with `lock`. Faults are in the report; nothing of the data is changed.
 
@@ -90,6 +92,7 @@ def verify(
         follow_links: take a link for the file that it leads to.
         threads: files hashed at a time; one a core by default.
         quiet: show no progress.
+        lock_file: where `lock` was read from, for the command that mends what is wrong.
     """
     report = Report(checked=len(lock.files), free_bytes=disk.free_bytes(directory))
     receipts = Receipts.open(directory)
@@ -103,7 +106,7 @@ def verify(
             unread.append(entry)
     _read(unread, directory, report, receipts, follow=follow_links, threads=threads, quiet=quiet)
     report.changed = receipts.save() if directory.is_dir() else False
-    report.problems = list(_problems(lock, directory, report.bad))
+    report.problems = list(_problems(lock, directory, report.bad, lock_file))
     if not only_listed and directory.is_dir():
         report.problems += _misfits(lock, directory)
     return report
@@ -221,9 +224,11 @@ def follow(
         done.result()
 
 
-def _problems(lock: Lock, directory: Path, bad: dict[str, Bad]) -> Iterator[Problem]:
+def _problems(lock: Lock, directory: Path, bad: dict[str, Bad], lock_file: Path | None) -> Iterator[Problem]:
     """One problem for each file with other bytes, one for each other kind of fault."""
-    again = f"fetch the bad files again: sparkpair fetch --lock LOCK --to {directory}"
+    command = shlex.join(["sparkpair", "fetch", "--lock", str(lock_file or "LOCK"), "--to", str(directory)])
+    which = "" if lock_file else f" (LOCK: the lock of {lock.repo})"
+    again = f"fetch the bad files again: {command}{which}"
     entries = lock.by_path
     for path, fault in sorted(bad.items()):
         if fault.state == WRONG_HASH:
@@ -260,7 +265,7 @@ def _problems(lock: Lock, directory: Path, bad: dict[str, Bad]) -> Iterator[Prob
         names = sorted(path for path, fault in bad.items() if fault.state == state)
         if names:
             yield Problem(
-                found=f"{len(names)} of {len(lock.files)} files in {directory} {what}: {listed(names)}",
+                found=f"{len(names)} of {counted(len(lock.files), 'file')} in {directory} {what}: {listed(names)}",
                 needed=needed,
                 do=do,
                 code=state,
@@ -299,7 +304,7 @@ def _misfits(lock: Lock, directory: Path) -> Iterator[Problem]:
         )
     if foreign and owner is not None:
         yield Problem(
-            found=f"{len(foreign)} paths in {directory} belong to another user: {listed(foreign)}",
+            found=f"{counted(len(foreign), 'path')} in {directory} of another user: {listed(foreign)}",
             needed=f"all of it owned by {_name(owner)}",
             do=_repair(directory, owner),
             code="foreign-owner",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from .. import agent, paths
@@ -31,6 +32,6 @@ def run(args: argparse.Namespace) -> int:
         verb = agent.find_verb(args.verb)
     except agent.Refusal:
         known = ", ".join(sorted(agent.VERBS)) or "none"
-        print(f"sparkpair agent: no verb {args.verb!r}; there are: {known}")
-        return 2
+        print(f"sparkpair agent: no verb {args.verb!r}; there are: {known}", file=sys.stderr)
+        return agent.REFUSED
     return verb(args.words)

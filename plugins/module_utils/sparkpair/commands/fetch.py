@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import fetch, hub, locks
-from ..console import size
+from ..console import counted, size
 
 
 def add_to(subparsers: Any) -> None:
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(outcome.as_dict()))
     else:
         print(
-            f"{arguments.to}: {outcome.files} files, {size(outcome.bytes)}, all verified"
+            f"{arguments.to}: {counted(outcome.files, 'file')}, {size(outcome.bytes)}, all verified"
             f" ({outcome.fetched_files} fetched, {size(outcome.fetched_bytes)} moved,"
             f" {size(outcome.resumed_bytes)} resumed, {outcome.checked_files} checked)"
         )

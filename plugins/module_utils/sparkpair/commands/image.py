@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import image, imagebase, imagebuild, imageship, peer
+from .. import image, imagebase, imagebuild, imageship, options, peer
 from ..console import duration, size
 from ..dockercli import Docker
 
@@ -41,12 +41,12 @@ def add_to(subparsers: Any) -> None:
     ship.add_argument("--to", required=True, metavar="USER@ADDRESS", help="the peer, by its link address")
     ship.add_argument("--identity", type=Path, metavar="KEY", help="the private key that the peer accepts")
     ship.add_argument("--known-hosts", type=Path, metavar="FILE", help="the file with the peer's host key")
-    ship.add_argument("--port", type=int, metavar="N", help="the peer's SSH port")
+    ship.add_argument("--port", type=options.tcp_port, metavar="N", help="the peer's SSH port")
     ship.add_argument(
         "--allow-lan", action="store_true", help="take any route to the peer, not only the link"
     )
     ship.add_argument(
-        "--root", type=Path, default=Path("/"), metavar="DIR", help="stands in for / (RDMA facts)"
+        "--root", type=options.folder, default=Path("/"), metavar="DIR", help="stands in for / (RDMA facts)"
     )
 
     _step(steps, "list", "the images of ours on this machine, newest first", _list)
@@ -109,6 +109,7 @@ def _build(args: argparse.Namespace) -> int:
 
 def _ship(args: argparse.Namespace) -> int:
     target = peer.parse_target(f"{args.to}:/")
+    peer.require_login_files(args.identity, args.known_hosts)
     to = imageship.Peer(
         user=target.user,
         address=target.address,

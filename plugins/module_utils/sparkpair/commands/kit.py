@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import kit, locks, paths, sealed
+from ..console import counted
 
 _LOCK = paths.RECEIPTS / "kit.json"
 
@@ -66,7 +67,7 @@ def run_fetch(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(result))
     else:
-        print(f"{order.folder}: {'laid out' if reasons else 'unchanged'}, {len(lock.files)} files")
+        print(f"{order.folder}: {'laid out' if reasons else 'unchanged'}, {counted(len(lock.files), 'file')}")
         print(f"{lock.revision}  {order.repository}")
     return 0
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from .. import atomic, link, pairfile
+from .. import atomic, link, options, pairfile
 
 
 def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,7 +16,9 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="show the rails between the Sparks",
         description="Find the cabled port, its twins, addresses, MTUs and GID indexes; tell what is wrong.",
     )
-    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="stands in for /")
+    parser.add_argument(
+        "--root", type=options.folder, default=Path("/"), metavar="DIR", help="stands in for /"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument(
         "--rails", type=int, choices=(1, 2), help="rails to use (default: the pair's, else 2)"

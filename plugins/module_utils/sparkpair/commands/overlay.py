@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from .. import locks, overlay
+from ..console import counted
 
 
 def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,5 +40,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result.as_dict()))
     else:
         done = "laid" if result.changed else "already there:"
-        print(f"{args.out}: {done} {result.tensors} tensors over {result.lock.repo}; lock {result.lock_path}")
+        print(
+            f"{args.out}: {done} {counted(result.tensors, 'tensor')} over {result.lock.repo}; lock {result.lock_path}"
+        )
     return 0

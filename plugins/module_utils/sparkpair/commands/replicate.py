@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from .. import locks, peer, replicate, sshpeer
+from .. import locks, options, peer, replicate, sshpeer
 
 _STALL_S = 60.0
 
@@ -25,10 +25,16 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--to", required=True, metavar="USER@ADDRESS:DIR", help="the folder there")
     parser.add_argument("--identity", type=Path, metavar="KEY", help="the key to log in with")
     parser.add_argument("--known-hosts", type=Path, metavar="FILE", help="the peer's host key")
-    parser.add_argument("--port", type=int, help="of the peer's sshd (default: the pair file's, else ssh's)")
+    parser.add_argument(
+        "--port",
+        type=options.tcp_port,
+        metavar="N",
+        help="of the peer's sshd (default: the pair file's, else ssh's)",
+    )
     parser.add_argument("--streams", type=int, choices=range(1, 9), help="parallel copies (default: up to 4)")
     parser.add_argument(
         "--link-subnet",
+        type=options.subnet,
         action="append",
         default=[],
         metavar="CIDR",
@@ -37,12 +43,14 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--allow-lan", action="store_true", help="take any route to the peer")
     parser.add_argument(
         "--stall",
-        type=float,
+        type=options.seconds,
         default=_STALL_S,
         metavar="S",
         help="seconds without a byte before a flow is tried again (%(default)s)",
     )
-    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="stands in for / in /sys")
+    parser.add_argument(
+        "--root", type=options.folder, default=Path("/"), metavar="DIR", help="stands in for / in /sys"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
@@ -52,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     lock = locks.load(args.lock)
     target = peer.parse_target(args.to)
+    peer.require_login_files(args.identity, args.known_hosts)
     replicate.require_rsync()
     pair = peer.known_pair()
     subnets = args.link_subnet or (list(pair.subnets) if pair else [])

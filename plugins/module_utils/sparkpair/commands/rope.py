@@ -46,6 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _expected(given: str) -> dict[str, int | str]:
-    if given.lstrip().startswith("{"):
-        return rope.summary_of(modelconfig.decode(given, "--expect"), "--expect")
+    if given.lstrip().startswith(("{", "[")):
+        return rope.parse_summary(given, "--expect")
     return rope.load_summary(Path(given))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import locks, verify
-from ..console import size
+from ..console import counted, size
 from ..problem import Problem
 
 
@@ -54,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
         only_listed=args.only_listed,
         follow_links=args.follow_links,
         quiet=args.quiet,
+        lock_file=None if args.lock == "-" else Path(args.lock),
     )
     if args.json:
         print(json.dumps(report.as_dict()))
     elif report.ok:
         read = f"{size(report.bytes)} read" if report.bytes else "by receipts"
-        print(f"{args.dir}: {report.checked} files, {size(lock.total_bytes)}, as the lock says ({read})")
+        print(
+            f"{args.dir}: {counted(report.checked, 'file')}, {size(lock.total_bytes)}, as the lock says ({read})"
+        )
     if not report.ok and not args.json:
         for problem in report.problems:
             print(f"problem ({problem.code})\n{problem}\n", file=sys.stderr)
