@@ -381,3 +381,20 @@ def test_the_builds_files_are_laid_out_exactly_and_only_once(
     assert asked(lay_out=str(folder))["changed"] is True
     assert asked(lay_out=str(folder))["changed"] is False
     assert not (folder / "stray").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "code"),
+    [
+        ("bo@10.20.0.2:/x", [], "target-bad"),
+        ("bo@10.20.0.2:x", [], "target-bad"),
+        ("bo@10.20.0.2", ["--identity", "/no/key"], "identity-missing"),
+        ("bo@10.20.0.2", ["--known-hosts", "/no/file"], "known-hosts-missing"),
+    ],
+)
+def test_a_wrong_peer_or_key_is_refused_before_docker_is_asked(
+    capsys: pytest.CaptureFixture[str], to: str, more: list[str], code: str
+) -> None:
+    words = ["image", "ship", "--tag", "tensorfold-dsv41:exl3-tp2-0123456789ab", "--to", to, "--json", *more]
+    assert cli.main(words) == 1
+    assert f'"{code}"' in capsys.readouterr().out

@@ -14,6 +14,7 @@ from typing import Any
 from .. import image, imagebase, imagebuild, imageship, options, peer
 from ..console import duration, size
 from ..dockercli import Docker
+from ..problem import Problem
 
 
 def add_to(subparsers: Any) -> None:
@@ -109,6 +110,13 @@ def _build(args: argparse.Namespace) -> int:
 
 def _ship(args: argparse.Namespace) -> int:
     target = peer.parse_target(f"{args.to}:/")
+    if target.folder != "/":
+        raise Problem(
+            found=f"the peer {args.to!r}",
+            needed="USER@ADDRESS alone: an image has no folder",
+            do=f"leave the folder away: --to {args.to.rpartition(':/')[0]}",
+            code="target-bad",
+        )
     peer.require_login_files(args.identity, args.known_hosts)
     to = imageship.Peer(
         user=target.user,
