@@ -19,10 +19,6 @@ options:
     type: str
     choices: [asked, started, stopped]
     required: true
-  keep:
-    description: How many saved logs of the rank stay in /var/lib/sparkpair/logs.
-    type: int
-    default: 10
 attributes:
   check_mode:
     description: Says whether it would start or stop; a unit that is not written yet is no error.
@@ -58,7 +54,7 @@ def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         return {"running": before}
     wanted = state == "started"
     if wanted != before and not check_mode:
-        rankunit.start(rank, params["keep"]) if wanted else rankunit.stop(rank, params["keep"])
+        rankunit.start(rank) if wanted else rankunit.stop(rank)
     elif not wanted and not check_mode:
         rankunit.require_gone(rank)
     words = {True: "running\n", False: "stopped\n"}
@@ -74,7 +70,6 @@ def main() -> None:
         {
             "rank": {"type": "int", "required": True},
             "state": {"type": "str", "choices": ["asked", "started", "stopped"], "required": True},
-            "keep": {"type": "int", "default": 10},
         },
         work,
     )

@@ -11,13 +11,15 @@ from . import atomic, paths, systemd
 _MOST_LINES = 50_000
 
 
-def save(name: str, keep: int, folder: Path = paths.LOGS) -> Path | None:
-    """Write the journal of the unit's last run to `folder`, and keep the newest `keep` of that name.
+def save(name: str, run: str, keep: int, folder: Path = paths.LOGS) -> Path | None:
+    """Write the journal of one run of the unit to `folder`, and keep the newest `keep` of that name.
+
+    `run` is the run's invocation id, which systemd gives to the unit's own programs.
 
     Returns the file; None where there was nothing to save or it could not be written. Only a convenience:
     the journal has it too, so nothing stops for its sake.
     """
-    lines = systemd.last_run(f"{name}.service", _MOST_LINES)
+    lines = systemd.journal_of(run, _MOST_LINES) if run else []
     if not lines:
         return None
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())

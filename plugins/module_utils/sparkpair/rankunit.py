@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from . import ranklogs, systemd
+from . import systemd
 from .dockercli import Docker
 from .gate import clear_container
 from .problem import Problem
@@ -16,14 +16,9 @@ def running(rank: int) -> bool:
     return systemd.state(f"{name_of(rank)}.service").runs
 
 
-def start(rank: int, keep: int) -> None:
-    """Start the unit. Raises Problem with the unit's last lines (the gate's words among them).
-
-    The log of a run that ended by itself is saved first; `keep` of them stay.
-    """
+def start(rank: int) -> None:
+    """Start the unit. Raises Problem with the unit's last lines (the gate's words among them)."""
     unit = f"{name_of(rank)}.service"
-    if systemd.state(unit).active == "failed":
-        ranklogs.save(name_of(rank), keep)
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
     done = subprocess.run(["systemctl", "start", unit], capture_output=True, text=True, check=False)
@@ -37,10 +32,9 @@ def start(rank: int, keep: int) -> None:
         )
 
 
-def stop(rank: int, keep: int) -> None:
-    """Stop the unit, save its log, and prove that it and its container are gone."""
+def stop(rank: int) -> None:
+    """Stop the unit and prove that it and its container are gone."""
     subprocess.run(["systemctl", "stop", f"{name_of(rank)}.service"], check=False, capture_output=True)
-    ranklogs.save(name_of(rank), keep)
     require_gone(rank)
 
 

@@ -46,24 +46,15 @@ def last_lines(unit: str, count: int = 25) -> list[str]:
     return shown.stdout.splitlines()
 
 
-def last_run(unit: str, most: int) -> list[str]:
-    """The journal of a unit's last invocation, with times; empty where it never ran."""
-    shown = subprocess.run(
-        ["systemctl", "show", "--property=InvocationID", "--value", unit],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    invocation = shown.stdout.strip()
-    if not invocation:
-        return []
+def journal_of(run: str, most: int) -> list[str]:
+    """The journal of one run of a unit, by its invocation id, with times; at most its last `most` lines."""
     said = subprocess.run(
         [
             "journalctl",
             "--no-pager",
             "--output=short-iso",
             f"--lines={most}",
-            f"_SYSTEMD_INVOCATION_ID={invocation}",
+            f"_SYSTEMD_INVOCATION_ID={run}",
         ],
         capture_output=True,
         text=True,
