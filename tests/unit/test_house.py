@@ -209,3 +209,20 @@ def test_every_message_that_the_readme_quotes_is_one() -> None:
     )
     for words in quoted:
         assert words in code, words
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_module_returns_a_word_that_ansible_keeps_for_itself(name: str) -> None:
+    """ansible-core 2.21 makes `skipped` a boolean whatever a module meant by it."""
+    returned = yaml.safe_load(importlib.import_module(name).RETURN) or {}
+    kept = {
+        "skipped",
+        "failed",
+        "unreachable",
+        "warnings",
+        "deprecations",
+        "exception",
+        "invocation",
+        "ansible_facts",
+    }
+    assert not kept & set(returned)

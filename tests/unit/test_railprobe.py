@@ -94,7 +94,7 @@ def test_a_dry_run_before_the_addresses_exist_sends_nothing(
     SysTree(tmp_path).cable()
     found = railprobe.run(plan(), "spark-a", root=tmp_path, patient=False)
     assert (found["rails"], pinged) == ([], [])
-    assert "not set yet" in found["skipped"]
+    assert "not set yet" in found["not_probed"]
 
 
 def test_the_pair_s_file_is_written_once_and_tells_the_node_s_rails(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def run(
         wait: seconds for addresses and GID rows to come up, and for the peer to answer.
         tcp: (random high port, run's word) to try TCP too, with all hosts at once.
         patient: False for a dry run: nothing is waited for, and nothing sent where addresses are not live.
-    Returns {"rails", "firewall", "skipped"}; see `probe.verdict` for the form of a rail.
+    Returns {"rails", "firewall", "not_probed"}; see `probe.verdict` for the form of a rail.
     """
     if not patient and _not_live(plan, host):
-        return {"rails": [], "firewall": "", "skipped": "the planned addresses are not set yet"}
+        return {"rails": [], "firewall": "", "not_probed": "the planned addresses are not set yet"}
     report = _wait_ready(plan, host, root, wait if patient else 0.0)
     rails = []
     for number, ends in enumerate(plan["rails"]):
@@ -62,7 +62,7 @@ def run(
     if tcp:
         for item in _try_tcp(plan, host, rails, tcp, wait):
             rails[item["rail"]]["tcp"].append(item)
-    return {"rails": rails, "firewall": nodefacts.firewall(), "skipped": ""}
+    return {"rails": rails, "firewall": nodefacts.firewall(), "not_probed": ""}
 
 
 def _not_live(plan: Mapping[str, Any], host: str) -> list[str]:
