@@ -36,6 +36,12 @@ def ibdev2netdev(root: Path) -> str:
     return "".join(lines)
 
 
+def _groups(gid: ipaddress.IPv6Address) -> str:
+    """Eight groups of four digits; from Python 3.13 on `exploded` ends a mapped address in dotted form."""
+    digits = gid.packed.hex()
+    return ":".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+
 def show_gids(root: Path) -> str:
     """Every GID that is set, with its address and version."""
     lines = [
@@ -53,7 +59,7 @@ def show_gids(root: Path) -> str:
             version = "v2" if "v2" in read(port / f"gid_attrs/types/{index}") else "v1"
             address = f"{gid.ipv4_mapped}  " if gid.ipv4_mapped else "\t"
             netdev = read(port / f"gid_attrs/ndevs/{index}")
-            lines.append(f"{device.name}\t1\t{index}\t{gid.exploded}\t{address}\t{version}\t{netdev}")
+            lines.append(f"{device.name}\t1\t{index}\t{_groups(gid)}\t{address}\t{version}\t{netdev}")
     return "\n".join([*lines, f"n_gids_found={count}", ""])
 
 
