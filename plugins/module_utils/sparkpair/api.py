@@ -103,20 +103,6 @@ def judge(reply: dict[str, Any]) -> str | None:
     return None
 
 
-def busy(api: Endpoint) -> bool:
-    """Whether requests are running: a long prompt keeps a sound pair from answering a probe in time."""
-    request = urllib.request.Request(f"{api.url}/metrics")
-    if api.key:
-        request.add_header("Authorization", f"Bearer {api.key}")
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-    except (OSError, ValueError):
-        return False
-    counts = [line.split()[-1] for line in lines if line.startswith("tensorfold:requests_running")]
-    return any(float(count) > 0 for count in counts)
-
-
 def probe(api: Endpoint, model: str, timeout: float) -> str | None:
     """One try: None when the model is listed and answers rightly, else what is wrong, in words."""
     try:
