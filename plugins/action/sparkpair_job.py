@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,10 @@ from ansible.utils.display import Display
 display = Display()
 
 _LOST_CONTACT_S = 120
+_TRY_CONTACT_S = 3
 _STEP_PERCENT = 5
 _LINE_EVERY_S = 15.0
+_LONGEST_WAIT_S = 30
 
 
 class ActionModule(ActionBase):
@@ -53,14 +56,21 @@ class ActionModule(ActionBase):
         moved = (-1, -1)
         lines = _Lines(host)
         limit, stall = int(arguments.get("follow_seconds", 0)), int(arguments.get("stall_seconds", 0))
-        for pause in _pauses():
+        for wait in _waits():
+            bounds = [begun + limit] * bool(limit) + [moved_at + stall] * bool(stall)
+            left = min(bounds, default=math.inf) - time.monotonic()
+            question = {
+                "name": arguments["name"],
+                "state": "queried",
+                "wait_seconds": max(math.ceil(min(wait, left)), 0),
+            }
             try:
-                state = self._call({"name": arguments["name"], "state": "queried"}, variables)
+                state = self._call(question, variables)
                 heard_at = time.monotonic()
             except AnsibleConnectionFailure:
                 if time.monotonic() - heard_at > _LOST_CONTACT_S:
                     raise
-                time.sleep(pause)
+                time.sleep(_TRY_CONTACT_S)
                 continue
             if state.get("failed") or not state["active"]:
                 return state
@@ -70,18 +80,17 @@ class ActionModule(ActionBase):
                 moved, moved_at = now_done, time.monotonic()
             lines.show(progress)
             now = time.monotonic()
-            if (limit and now - begun > limit) or (stall and now - moved_at > stall):
+            if (limit and now - begun >= limit) or (stall and now - moved_at >= stall):
                 return state
-            time.sleep(pause)
         raise AssertionError("unreachable")
 
 
-def _pauses() -> Iterator[float]:
-    """Seconds between two questions: quick for short jobs, gentle for long ones."""
-    pause = 0.5
+def _waits() -> Iterator[int]:
+    """Seconds that the node may wait before it answers: a job's end is told at once in any case."""
+    wait = 5.0
     while True:
-        yield pause
-        pause = min(pause * 1.4, 10.0)
+        yield round(wait)
+        wait = min(wait * 1.4, _LONGEST_WAIT_S)
 
 
 class _Lines:

@@ -39,6 +39,10 @@ options:
     description: Without any progress for so long the play gives up following. 0 is never.
     type: int
     default: 0
+  wait_seconds:
+    description: With O(state=queried), how long the node waits for the job's end before it answers.
+    type: int
+    default: 0
   state:
     description: What to do; C(started) and C(queried) are the action's own calls.
     type: str
@@ -78,7 +82,7 @@ from ansible.module_utils.sparkpair_module import run_module
 
 def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     if params["state"] == "queried":
-        return jobs.query(params["name"])
+        return jobs.query(params["name"], wait_s=params["wait_seconds"])
     if check_mode:
         return {"changed": True}
     if params["state"] == "stopped":
@@ -103,6 +107,7 @@ def main() -> None:
             "credentials": {"type": "dict", "default": {}, "no_log": True},
             "follow_seconds": {"type": "int", "default": 0},
             "stall_seconds": {"type": "int", "default": 0},
+            "wait_seconds": {"type": "int", "default": 0},
             "state": {
                 "type": "str",
                 "default": "followed",

@@ -368,16 +368,50 @@ def test_an_interrupt_ends_with_130_and_keeps_what_is_there(
     assert content(tmp_path / "weights") == {SHARDS[0]: DATA[SHARDS[0]]}
 
 
-def test_a_second_fetch_into_the_folder_names_the_first(
-    site: Hub, lock: Lock, bring: Bring, tmp_path: Path
+def test_a_second_fetch_attaches_to_the_first_and_shows_how_far_it_is(
+    site: Hub, lock: Lock, tmp_path: Path
 ) -> None:
     """Field report 38: two runs at once."""
     site.mode("slow", path="*.safetensors", rate=200_000)
-    with under_way(site, lock, tmp_path / "weights", 0.1) as running:
-        problem = stopped(bring)
-        assert problem.code == "already-running"
-        assert f"pid {running.pid}" in problem.found
-        assert running.poll() is None
+    with under_way(site, lock, tmp_path / "weights", 0.1) as first:
+        watcher = command(site, tmp_path / "lock.json", tmp_path / "weights")
+        assert watcher.stderr
+        assert f"already running, pid {first.pid}" in watcher.stderr.readline()
+        site.mode("ok")
+        told = first.communicate(timeout=30)[0]
+        seen, shown = watcher.communicate(timeout=30)
+        assert (first.returncode, watcher.returncode) == (0, 0)
+    assert json.loads(told)["fetched_files"] > 0
+    assert json.loads(seen)["fetched_bytes"] == 0
+    assert f"(pid {first.pid}): " in shown
+    assert content(tmp_path / "weights") == FILES
+    assert site.bytes_sent() == lock.total_bytes
+    assert not (tmp_path / "weights" / staging.PARTIAL).exists()
+
+
+def test_a_watcher_goes_on_where_the_first_was_killed(site: Hub, lock: Lock, tmp_path: Path) -> None:
+    site.mode("slow", path="*.safetensors", rate=200_000)
+    with under_way(site, lock, tmp_path / "weights", 0.5) as first:
+        watcher = command(site, tmp_path / "lock.json", tmp_path / "weights")
+        assert watcher.stderr
+        assert "already running" in watcher.stderr.readline()
+        site.mode("ok")
+        first.kill()
+        told = json.loads(watcher.communicate(timeout=30)[0])
+    assert told["resumed_bytes"] >= 0.3 * lock.total_bytes
+    assert content(tmp_path / "weights") == FILES
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_fetch(site: Hub, lock: Lock, tmp_path: Path) -> None:
+    site.mode("slow", path="*.safetensors", rate=100_000)
+    with under_way(site, lock, tmp_path / "weights", 0.1) as first:
+        watcher = command(site, tmp_path / "lock.json", tmp_path / "weights")
+        assert watcher.stderr
+        assert "already running" in watcher.stderr.readline()
+        watcher.send_signal(signal.SIGINT)
+        watcher.communicate(timeout=10)
+        assert watcher.returncode == 130
+        assert first.poll() is None
 
 
 def leave_partial(lock: Lock, folder: Path, path: str, data: bytes) -> staging.Partials:

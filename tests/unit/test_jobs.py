@@ -41,11 +41,12 @@ def test_no_time_limit_ends_a_job(tmp_path: Path) -> None:
     assert not any("RuntimeMaxSec" in word for word in jobs.unit_command(a_job(tmp_path)))
 
 
-def test_another_request_is_another_digest_whatever_its_secret(tmp_path: Path) -> None:
+def test_another_request_is_another_digest_whoever_asks(tmp_path: Path) -> None:
+    """A play with a token attaches to the fetch that one without it began, and the other way round."""
     one = a_job(tmp_path, credentials={"hf_token": "a"})
-    assert one.digest() == a_job(tmp_path, credentials={"hf_token": "b"}).digest()
-    assert one.digest() != a_job(tmp_path).digest()
-    assert one.digest() != a_job(tmp_path, credentials={"hf_token": "a"}, user="sparkpair").digest()
+    assert one.digest() == a_job(tmp_path, credentials={"hf_token": "b"}).digest() == a_job(tmp_path).digest()
+    assert one.digest() != a_job(tmp_path, user="sparkpair").digest()
+    assert one.digest() != a_job(tmp_path, environment={"HF_ENDPOINT": "http://hub"}).digest()
 
 
 @pytest.mark.parametrize("name", ["", "Fetch", "a b", "../x", "x" * 80, "a;b"])
@@ -99,3 +100,27 @@ def test_half_written_output_is_no_result(tmp_path: Path, monkeypatch: pytest.Mo
     state = jobs.query("fetch-checkpoint", tmp_path)
     assert state["result"] is None
     assert state["log"] == ["killed"]
+
+
+def test_the_node_waits_for_the_end_and_tells_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field report 74: one question that waits, instead of many that cross the network."""
+    states = iter(["active"] * 3 + ["inactive"] * 9)
+    monkeypatch.setattr(systemd, "state", lambda unit: systemd.UnitState(next(states), "", ""))
+    monkeypatch.setattr(systemd, "last_lines", lambda unit: [])
+    slept: list[float] = []
+    monkeypatch.setattr(jobs.time, "sleep", slept.append)
+    assert not jobs.query("fetch-checkpoint", tmp_path, wait_s=600)["active"]
+    assert len(slept) == 3
+
+
+def test_the_node_answers_in_time_about_a_job_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systemd, "state", lambda unit: systemd.UnitState("active", "", ""))
+    now = iter(range(100))
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    assert jobs.query("fetch-checkpoint", tmp_path, wait_s=5)["active"]
+    assert next(now) <= 8

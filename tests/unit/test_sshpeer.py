@@ -105,6 +105,19 @@ def test_what_the_agent_refuses_is_told_in_its_words(there: SshPeer) -> None:
     assert "not this folder" in problem.found
 
 
+def test_a_command_from_elsewhere_falls_back_to_the_node_s_own(
+    there: SshPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkout to a node: the agent refuses our own path, and takes the one it knows."""
+    node, own = "/opt/sparkpair/venv/bin/sparkpair", str(Path(sshpeer.sys.executable).with_name("sparkpair"))
+    Here.script = (
+        "line={0!r}; case $line in "
+        f"{own}*) echo 'sparkpair agent: refused: no program of ours' >&2; exit 126;; "
+        f"{node}*) exec {own} ${{{{line#{node}}}}};; *) exit 127;; esac"
+    )
+    assert there.survey(LOCK)["files"]
+
+
 def test_a_problem_of_the_peer_keeps_its_words_and_gets_its_name(there: SshPeer) -> None:
     told = '{{"ok": false, "problems": [{{"found": "f", "needed": "n", "do": "d", "code": "c"}}]}}'
     Here.script = f"echo '{told}'; exit 1; {{}}"

@@ -98,6 +98,12 @@ class Progress:
                 self._line_at = now
                 self._print(self.line())
 
+    def begin_at(self, count: int, files: int) -> None:
+        """Count what was done before this began: part of the whole, not of the rate."""
+        with self._lock:
+            self.done_bytes, self.done_files = count, files
+            self._history = deque([(time.monotonic(), count)])
+
     def close(self) -> None:
         """Show the last state and end the line."""
         with self._lock:

@@ -7,6 +7,7 @@ pages are synced and dropped as they go: on a GB10 the page cache is the GPU's m
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -18,7 +19,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,9 +99,10 @@ def fetch(
 ) -> Outcome:
     """Make `directory` hold every file of `lock`, verified. Nothing is done where receipts vouch for all.
 
-    Files of the right size without a receipt are hashed, not fetched. Raises Problem with the code
-    disk-full (before the first byte), disk (the floor during the run), already-running, stray-file,
-    foreign-owner, link, hash-differs, stalled, index-differs, or one of `hub.check_access`; hub-unreachable
+    Files of the right size without a receipt are hashed, not fetched. Where a fetch into this folder is
+    under way, its progress is shown until it ends; then what it left is done here. Raises Problem with the
+    code disk-full (before the first byte), disk (the floor during the run), stray-file, foreign-owner,
+    link, hash-differs, stalled, index-differs, or one of `hub.check_access`; hub-unreachable
     comes at once where the very first request finds no connection, else after all tries. Partials are
     kept through all of these and through KeyboardInterrupt.
     """
@@ -113,10 +114,19 @@ def fetch(
     if state.complete:
         check_indexes(lock, directory)
         return outcome
-    directory.mkdir(parents=True, exist_ok=True)
     partials = staging.Partials(directory)
-    with partials.single_flight():
+    say = say or _to_stderr
+    with (
+        contextlib.closing(_Other(lock, directory, progress, say)) as other,
+        partials.single_flight(other.watch),
+    ):
+        other.close()
+        staging.require_fit(lock, directory)
         state = staging.survey(lock, directory)
+        if state.complete:  # thanks to the other one
+            check_indexes(lock, directory)
+            partials.clear()
+            return outcome
         partials.sweep(state.missing)
         disk.require_all(
             [
@@ -139,7 +149,7 @@ def fetch(
             token=token,
             outcome=outcome,
             progress=shown,
-            say=say or _to_stderr,
+            say=say,
         )
         try:
             run.work(todo, next((entry for entry in todo if entry in state.missing), None))
@@ -147,6 +157,39 @@ def fetch(
             shown.close()
         partials.clear()
     return outcome
+
+
+@dataclass
+class _Other:
+    """Another fetch into the same folder, watched by what it puts on the disk."""
+
+    lock: Lock
+    directory: Path
+    progress: Callable[[str, int, int], Progress]
+    say: Callable[[str], None]
+    shown: Progress | None = None
+
+    def watch(self, pid: str) -> None:
+        """Tell how far it is; called again and again while it runs."""
+        state = staging.survey(self.lock, self.directory)
+        if self.shown is None:
+            self.say(
+                f"a fetch into {self.directory} is already running, pid {pid}: attached to it."
+                f" Ctrl-C ends the watching, not the fetch (that: kill {pid})"
+            )
+            self.shown = self.progress(
+                f"fetch {self.lock.repo} (pid {pid})", self.lock.total_bytes, len(self.lock.files)
+            )
+            self.shown.begin_at(state.done_bytes, len(state.vouched))
+        self.shown.advance(
+            state.done_bytes - self.shown.done_bytes, files=len(state.vouched) - self.shown.done_files
+        )
+        time.sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        if self.shown:
+            self.shown.close()
+            self.shown = None
 
 
 def _to_stderr(text: str) -> None:
@@ -324,7 +367,7 @@ class _Run:
 
     def _place(self, entry: LockedFile, part: Path, found: os.stat_result) -> None:
         target = self.directory / entry.path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self.partials.make(target.parent)
         part.replace(target)
         atomic.fsync_directory(target.parent)
         self.partials.journal(entry).unlink(missing_ok=True)
@@ -344,6 +387,7 @@ class _Run:
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             os.fchmod(fd, 0o644)
+            self.partials.give(fd)
             os.ftruncate(fd, kept)
             sink = _Sink(self, entry, fd)
             sink.warm_up()
@@ -504,7 +548,7 @@ class _Run:
             code="disk",
         )
 
-    @contextmanager
+    @contextlib.contextmanager
     def _exchange(self, entry: LockedFile) -> Iterator[None]:
         """Sort what may go wrong in one exchange into `_Again` and Problems."""
         hub.library()

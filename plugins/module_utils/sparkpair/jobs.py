@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from .console import PROGRESS_FILE, progress_line
 from .problem import Problem
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}\Z")
+_LONGEST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,11 @@ class Job:
         return self.base / self.name
 
     def digest(self) -> str:
-        """What is asked, as one value; secrets count by their names only."""
+        """What is asked, as one value. Whoever asks, with a token or without, asks for the same work."""
         asked = {
             "argv": list(self.argv),
             "user": self.user,
             "environment": dict(sorted(self.environment.items())),
-            "credentials": sorted(self.credentials),
         }
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
@@ -157,12 +158,15 @@ def is_active(unit: str) -> bool:
     return systemd.state(unit).active in {"active", "activating", "deactivating", "reloading"}
 
 
-def query(name: str, base: Path = paths.JOBS) -> dict[str, Any]:
+def query(name: str, base: Path = paths.JOBS, *, wait_s: float = 0) -> dict[str, Any]:
     """How a job stands: {"active", "progress" | None, "exit" | None, "result" | None, "log"}.
 
     "log" holds the last journal lines of a job that ended badly; "result" the command's JSON object.
+    The answer comes when the job ends, at the latest after `wait_s` seconds: a question over SSH carries
+    some 180 kB of module, so it is the node that waits, not a controller that asks again and again.
     """
     job = Job(name, ["/bin/true"], base=base)
+    _await_end(job.unit, wait_s)
     active = is_active(job.unit)
     progress = _read_json(job.folder / "public" / "progress.json")
     if progress:
@@ -178,6 +182,14 @@ def query(name: str, base: Path = paths.JOBS) -> dict[str, Any]:
     if not active and (not ended or not ended.startswith("success")):
         state["log"] = systemd.last_lines(job.unit)
     return state
+
+
+def _await_end(unit: str, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    pause = 0.1
+    while (left := until - time.monotonic()) > 0 and is_active(unit):
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, _LONGEST_LOOK_S)
 
 
 def stop(name: str) -> bool:

@@ -140,9 +140,10 @@ class SshPeer:
     def _begin(self, lock: Lock) -> _Questions:
         """Start the questions' session, with the first sparkpair that the peer has."""
         self._connections[0].open()
+        # Nodes are alike, so ours comes first: each wrong guess costs a round trip and a process.
         own = str(Path(sys.executable).with_name("sparkpair"))
-        programs = [str(paths.VENV / "bin/sparkpair"), "sparkpair", own]
-        said = ""
+        programs = list(dict.fromkeys([own, str(paths.VENV / "bin/sparkpair"), "sparkpair"]))
+        said = refused = ""
         with tempfile.TemporaryFile() as complaints:
             for program in programs:
                 words = [program, "verify", "--lock", "-", "--dir", self._folder]
@@ -154,11 +155,14 @@ class SshPeer:
                 said = complaints.read().decode(errors="replace").strip()[-300:]
                 if questions.report:
                     raise told_by(self.name, questions.report["problems"][0])
-                if questions.exit_code not in (126, 127) or "refused" in said:
+                refused = said if "refused" in said else refused
+                if questions.exit_code not in (126, 127):
                     raise self._no_answer(questions.exit_code, said)
+        if refused:
+            raise self._no_answer(REFUSED, refused)
         raise Problem(
             found=f"no sparkpair on {self.name}: {said}",
-            needed=f"{programs[0]}, or sparkpair on PATH",
+            needed=f"{paths.VENV}/bin/sparkpair, or sparkpair on PATH",
             do="ansible-playbook site.yml --tags host installs it",
             code="peer-lacks-sparkpair",
             host=self.name,

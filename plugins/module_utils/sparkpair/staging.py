@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class Survey:
     def missing_bytes(self) -> int:
         """Bytes that still have to come."""
         return sum(entry.size for entry in self.missing) - self.partial_bytes
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are here: vouched for, or in a partial."""
+        return sum(entry.size for entry in self.vouched) + self.partial_bytes
 
     @property
     def complete(self) -> bool:
@@ -171,6 +176,19 @@ class Partials:
         self.directory = directory
         self.folder = directory / PARTIAL
         self.quarantined = self.folder / "quarantine"
+        self._heir = _heir(directory)
+
+    def give(self, file: int | Path) -> None:
+        """Make what was just made belong to the folder's owner, when it is root that fetches by hand."""
+        if self._heir:
+            os.chown(file, *self._heir)
+
+    def make(self, folder: Path) -> None:
+        """Make a folder, and those above it that are missing."""
+        if not folder.is_dir():
+            self.make(folder.parent)
+            folder.mkdir(exist_ok=True)
+            self.give(folder)
 
     def part(self, entry: LockedFile) -> Path:
         """Where the bytes of `entry` gather. Named by the path's hash: paths may be long or have folders."""
@@ -199,6 +217,7 @@ class Partials:
         """Note what the partial is of and how many of its bytes are safely on disk."""
         note = {"of": entry.as_dict(), "durable": durable, "boot": boot_id()}
         atomic.write_text(self.journal(entry), json.dumps(note, indent=1) + "\n")
+        self.give(self.journal(entry))
 
     def _read(self, entry: LockedFile) -> dict[str, Any] | None:
         try:
@@ -229,7 +248,7 @@ class Partials:
 
     def quarantine(self, path: Path, entry: LockedFile) -> Path:
         """Take a bad file out of the way, keeping it to be looked at. Returns its new place."""
-        self.quarantined.mkdir(exist_ok=True)
+        self.make(self.quarantined)
         place = self.quarantined / self.part(entry).with_suffix(".bad").name
         path.replace(place)
         self.journal(entry).unlink(missing_ok=True)
@@ -240,20 +259,25 @@ class Partials:
         shutil.rmtree(self.folder)
 
     @contextlib.contextmanager
-    def single_flight(self) -> Iterator[None]:
-        """Be the only fetch into this folder. Raises Problem "already-running" with the other's pid."""
-        fd = self._locked()
+    def single_flight(self, meanwhile: Callable[[str], None]) -> Iterator[None]:
+        """Be the only fetch into this folder: at once, or when the one that is under way has ended.
+
+        While there is another, `meanwhile` is called over and over with its pid; it takes its time or raises.
+        """
+        while isinstance(claim := self._claim(), str):
+            meanwhile(claim)
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            os.ftruncate(claim, 0)
+            os.pwrite(claim, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
-            os.close(fd)
+            os.close(claim)
 
-    def _locked(self) -> int:
+    def _claim(self) -> int | str:
+        """The lock's descriptor, or the pid of the fetch that holds it."""
         path = self.folder / _LOCK_NAME
         while True:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.make(self.folder)
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             except FileNotFoundError:  # the one before us has just cleared the folder
@@ -263,9 +287,10 @@ class Partials:
             except BlockingIOError:
                 pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
                 os.close(fd)
-                raise _running(self.directory, pid) from None
+                return pid
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(fd).st_ino == path.stat().st_ino:
+                    self.give(fd)
                     return fd
             os.close(fd)
 
@@ -273,13 +298,15 @@ class Partials:
 _LOCK_NAME = "fetch.lock"
 
 
-def _running(directory: Path, pid: str) -> Problem:
-    return Problem(
-        found=f"a fetch into {directory} is already running, pid {pid}",
-        needed="one at a time",
-        do=f"wait for it (in a play: run the play again, it attaches), or stop it: kill {pid}",
-        code="already-running",
-    )
+def _heir(directory: Path) -> tuple[int, int] | None:
+    """Whose root's files become (uid, gid): the owner's of `directory`, or of the nearest folder above it.
+
+    Else `sudo sparkpair fetch` would leave files that stop the next run (field report 33).
+    """
+    while not directory.exists():
+        directory = directory.parent
+    found = directory.stat()
+    return (found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None
 
 
 def _remove(path: Path) -> int:
