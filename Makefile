@@ -27,7 +27,8 @@ lock: ## Resolve the Python packages anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	  --no-emit-find-links --extra controller pyproject.toml --output-file requirements/controller.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	  --no-emit-find-links --constraint requirements/controller.lock pyproject.toml --output-file requirements/node.lock
+	  --no-emit-find-links --no-emit-package hf-xet --constraint requirements/controller.lock pyproject.toml \
+	  --output-file requirements/node.lock  # our own transfer moves the bytes, so no node needs 4 MB of xet
 
 docs: setup ## Write docs/variables.md anew
 	python docs/generate.py

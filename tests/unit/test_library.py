@@ -113,3 +113,15 @@ def test_a_bundle_that_would_write_elsewhere_is_refused(tmp_path: Path, name: st
     with pytest.raises(Problem):
         library.unpack(tmp_path / "bundle.tar", tmp_path / "wheels")
     assert not (tmp_path / "wheels").exists()
+
+
+def test_the_bundles_of_earlier_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, cache = a_project(tmp_path / "project"), tmp_path / "cache"
+    monkeypatch.setattr(library, "_pip", lambda *words: None)
+    monkeypatch.setattr(library, "_build_wheel", lambda *words: None)
+    here, there = library.Target("aarch64", "3.12"), library.Target("x86_64", "3.11")
+    made = [library.build_bundle(project, there, complete=True, cache=cache)]
+    for number in range(4):
+        (project / library.PACKAGE / "__init__.py").write_text(f"x = {number + 5}\n")
+        made.append(library.build_bundle(project, here, complete=True, cache=cache))
+    assert sorted(cache.iterdir()) == sorted([made[0], *made[-2:]])

@@ -5,6 +5,7 @@ A node needs neither pip, nor a compiler, nor a package index: only its system P
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -109,7 +110,15 @@ def build_bundle(project: Path, target: Target, *, complete: bool, cache: Path) 
                 archive.add(path, path.name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    _keep_newest(cache, f"{kind}-{target.machine}-py{target.python}-*.tar")
     return bundle
+
+
+def _keep_newest(cache: Path, pattern: str) -> None:
+    """Remove the bundles of earlier keys but one, which another play may be sending just now."""
+    with contextlib.suppress(OSError):
+        for old in sorted(cache.glob(pattern), key=lambda path: -path.stat().st_mtime_ns)[2:]:
+            old.unlink()
 
 
 def _build_wheel(project: Path, wheels: Path) -> None:
@@ -181,7 +190,8 @@ def install(venv: Path, wheels: Path, *, complete: bool) -> None:
         )
     offline = [python, f"{pip}/pip", "--quiet", "install", "--no-index", f"--find-links={wheels}"]
     offline += ["--no-warn-script-location", "--root-user-action=ignore", "--disable-pip-version-check"]
-    _run([*offline, "--require-hashes", "--requirement", str(wheels / "requirements.txt")])
+    # The lock is whole, but for what is left out of it on purpose: pip need not look for more.
+    _run([*offline, "--no-deps", "--require-hashes", "--requirement", str(wheels / "requirements.txt")])
     _run([*offline, "--no-deps", "--force-reinstall", str(ours)])
     stamp = {"key": (wheels / "key").read_text(), "complete": complete, "python": _python_version()}
     atomic.write_text(venv / STAMP, json.dumps(stamp))
