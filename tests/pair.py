@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,14 @@ def rehearsal(*words: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def hub_call(world: dict[str, Any], what: str, **body: Any) -> Any:
+    """One of the stand-in hub's own switches."""
+    url = f"{world['hub_url']}/_rehearsal/{what}"
+    request = urllib.request.Request(url, data=json.dumps(body).encode() if body else None)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
 from pair import client, head, key, node, url, worker, world
 

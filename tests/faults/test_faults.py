@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import secrets
+import threading
 import time
-import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIError, OpenAI
-from pair import play, rehearsal, run
+from pair import hub_call, play, rehearsal, run
 
 MODEL = "DeepSeek-V4.1-Flash-1017"
 STATE = "/var/lib/sparkpair"
@@ -133,12 +134,38 @@ def test_the_addresses_come_back_after_a_reboot(worker: Any) -> None:
     assert play("site.yml", "--tags", "link").changed == 0
 
 
-def hub_call(world: dict[str, Any], what: str, **body: Any) -> Any:
-    """One of the stand-in hub's own switches."""
-    url = f"{world['hub_url']}/_rehearsal/{what}"
-    request = urllib.request.Request(url, data=json.dumps(body).encode() if body else None)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
+class Watch(threading.Thread):
+    """Looks for a secret, again and again, where it would only be seen while the work goes on."""
+
+    def __init__(self, node: Any, secret: str) -> None:
+        super().__init__(daemon=True)
+        self._node, self._secret = node, secret
+        self._over = threading.Event()
+        self.looks: list[str] = []
+        self.hits: list[str] = []
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            shown = self._node.run(
+                "ps -eo args; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; "
+                "systemctl show 'sparkpair-*'; systemctl cat 'sparkpair-*' 2>/dev/null"
+            ).stdout
+            self.looks.append(shown)
+            self.hits += [line for line in shown.splitlines() if self._secret in line]
+            kept = Path("~/.ansible/tmp").expanduser().rglob("*")
+            self.hits += [
+                str(path) for path in kept if path.is_file() and self._secret.encode() in _content(path)
+            ]
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(30)
+
+
+def _content(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 def test_the_token_is_nowhere_but_where_it_is_used(head: Any, worker: Any, world: dict[str, Any]) -> None:
@@ -146,12 +173,21 @@ def test_the_token_is_nowhere_but_where_it_is_used(head: Any, worker: Any, world
     canary = f"hf_CANARY{secrets.token_hex(8)}"
     hub_call(world, "token", token=canary)
     since = hub_call(world, "log")["next"]
-    run(head, f"rm {STATE}/weights/dsv41-1017/chat_template.jinja")
-    done = play("site.yml", "-vvv", "--diff", HF_TOKEN=canary)
+    run(head, f"rm {STATE}/weights/dsv41-1017/model-00009-of-00039.safetensors")
+    rehearsal("fault", "hub", "slow", "--path", "model-00009*", "--rate", "100000")
+    watch = Watch(head, canary)
+    watch.start()
+    try:
+        done = play("site.yml", "-vvv", "--diff", HF_TOKEN=canary)
+    finally:
+        watch.end()
+        rehearsal("fault", "hub", "ok")
     assert done.code == 0
     assert canary not in done.output
+    assert any("sparkpair fetch --lock" in look for look in watch.looks), "nobody looked while it fetched"
+    assert watch.hits == []
     asked = hub_call(world, f"log?since={since}")["requests"]
-    assert any(entry["token"] and "chat_template" in entry["path"] for entry in asked)
+    assert any(entry["token"] and "model-00009" in entry["path"] for entry in asked)
     for node in (head, worker):
         found = node.run(
             f"grep -rls --binary-files=text {canary} /etc /run /var/lib/sparkpair /opt/sparkpair /home /root /var/log; "
