@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sparkpair import cli, commands
 
 SPARKPAIR = str(Path(sys.executable).with_name("sparkpair"))
 
@@ -60,3 +62,28 @@ def test_an_interrupt_is_130_and_still_one_object(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert json.loads(out)["problems"][0]["code"] == "interrupted"
     assert "Traceback" not in err
+
+
+def test_a_command_loads_its_own_part_of_the_library_alone() -> None:
+    """The peer starts one of these for every parcel of a copy."""
+    code = (
+        "import sys; from sparkpair.cli import main; main(['verify', '--lock', '/no', '--dir', '/no']);"
+        "print([name for name in ('rope', 'image', 'link', 'fetch') if f'sparkpair.{name}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(found.name for found in pkgutil.iter_modules(commands.__path__)))
+def test_each_command_is_what_its_file_is_called(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = name.replace("_", "-")
+    with pytest.raises(SystemExit) as ended:
+        cli.build_parser(command).parse_args([command, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: sparkpair {command} ")
+
+
+def test_the_help_lists_every_command() -> None:
+    shown = run("--help").stdout
+    names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(commands.__path__)]
+    assert all(f"    {name} " in shown or f"    {name}\n" in shown for name in names)

@@ -18,14 +18,19 @@ from . import __version__
 from .problem import Problem, problem_from
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line. Each module of `commands` adds itself by `add_to(subparsers)`."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The command line. Each module of `commands` adds itself by `add_to(subparsers)`.
+
+    With the name of a `command` it has that one alone: a copy between nodes starts many of these, and
+    importing all of the library takes longer than a verification by receipts.
+    """
     parser = _Parser(prog="sparkpair", description="Two DGX Sparks as one server.")
     parser.add_argument("--version", action="version", version=f"sparkpair {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands = importlib.import_module(f"{__package__}.commands")
-    for found in sorted(pkgutil.iter_modules(commands.__path__), key=lambda entry: entry.name):
-        importlib.import_module(f"{commands.__name__}.{found.name}").add_to(subparsers)
+    modules = {found.name.replace("_", "-"): found.name for found in pkgutil.iter_modules(commands.__path__)}
+    for name in [command] if command in modules else sorted(modules):
+        importlib.import_module(f"{commands.__name__}.{modules[name]}").add_to(subparsers)
     return parser
 
 
@@ -34,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     try:
-        arguments = build_parser().parse_args(words)
+        arguments = build_parser(words[0] if words else None).parse_args(words)
         return int(arguments.run(arguments))
     except Problem as problem:
         return _tell(problem, as_json)

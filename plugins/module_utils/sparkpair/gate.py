@@ -66,7 +66,7 @@ class Order:
                 int(raw["memory_bytes"]),
                 Path(raw["root"]),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise Problem(
                 found=f"{path}: {_unreadable(error)}",
                 needed="the order that role ranks writes",

@@ -99,7 +99,7 @@ def load(path: Path = FILE) -> Pair:
         raw = json.loads(path.read_text())
     except FileNotFoundError:
         raise _bad(path, "there is no such file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(path, f"not JSON ({error})") from error
     return parse(raw, path)
 
@@ -126,8 +126,10 @@ def parse(raw: Any, path: Path = FILE) -> Pair:
             subnets=tuple(str(ipaddress.IPv4Network(subnet)) for subnet in raw["subnets"]),
             ranks=ranks,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _bad(path, f"{type(error).__name__}: {error}") from error
+    except KeyError as error:
+        raise _bad(path, f"it has no {error}") from error
+    except (TypeError, ValueError) as error:
+        raise _bad(path, f"a value of another form ({error})") from error
     _check(pair, path)
     return pair
 
