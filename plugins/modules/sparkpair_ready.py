@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: sparkpair_ready
 short_description: Wait until the served model really answers
 description:
-  - Runs on the head. Asks an easy sum until the right answer comes back; ends early when a rank dies.
+  - Runs on the head. Asks an easy sum until the right answer comes back; ends early when a rank dies,
+    and when the pair is busy with others' requests.
 options:
   host:
     description: The address that the API listens on.
@@ -49,6 +50,10 @@ answers:
   description: Whether the right answer came back.
   type: bool
   returned: success
+busy:
+  description: No answer came in time, but the pair's counters move, so it works for others.
+  type: bool
+  returned: success
 seconds:
   description: How long it took until then.
   type: float
@@ -65,14 +70,13 @@ from ansible.module_utils.sparkpair_module import run_module
 def work(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     key_file = Path(params["key_file"]) if params["key_file"] else None
     if check_mode and key_file and not key_file.exists():
-        return {"answers": False}
+        return {"answers": False, "busy": False}
     endpoint = api.endpoint(params["host"], params["port"], key_file)
     if check_mode or params["wait_seconds"] == 0:
-        return {"answers": api.probe(endpoint, params["model"], 60) is None}
-    return {
-        "answers": True,
-        **ready.wait(endpoint, params["model"], params["wait_seconds"], pairstate.reports),
-    }
+        standing = api.standing(endpoint, params["model"], ready.TRY_S)
+        return {"answers": standing.wrong is None, "busy": standing.busy}
+    waited = ready.wait(endpoint, params["model"], params["wait_seconds"], pairstate.reports)
+    return {"answers": not waited["busy"], **waited}
 
 
 def main() -> None:

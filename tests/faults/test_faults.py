@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,39 @@ def test_a_changed_setting_restarts_the_pair_once_and_is_what_runs(
     assert "--context 524288" in run(head, "ps -eo args | grep [t]ensorfold-native")
     assert "--pool 524288" in run(worker, "ps -eo args | grep [t]f-dsv41-lanes")
     assert "42" in answer(client)
+
+
+def test_a_pair_full_of_long_requests_is_left_alone(client: OpenAI, head: Any, worker: Any) -> None:
+    """Field report 62: never kill a busy long prompt. No answer comes for a minute, but the counters move."""
+
+    def containers() -> list[str]:
+        return [run(node, "docker ps --no-trunc --quiet") for node in (head, worker)]
+
+    def long(_: int) -> str | None:
+        reply = client.with_options(timeout=600).chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count."}],
+            max_tokens=3000,
+            extra_body={"ignore_eos": True},
+        )
+        return reply.choices[0].finish_reason
+
+    before = containers()
+    run(head, "echo token_s=1 > /run/spark-tree/faults")
+    with ThreadPoolExecutor(4) as crowd:
+        replies = crowd.map(long, range(4))
+        try:
+            time.sleep(2)
+            again = play("site.yml", "--tags", "ranks")
+            status = play("status.yml")
+        finally:
+            run(head, "rm /run/spark-tree/faults")
+        assert again.code == 0, again.output
+        assert again.changed == 0
+        assert status.code == 0, status.output
+        assert "busy with the requests of others" in " ".join(status.output.split())
+        assert containers() == before
+        assert list(replies) == ["length"] * 4
 
 
 def test_stop_leaves_nothing_and_says_so(head: Any, worker: Any) -> None:

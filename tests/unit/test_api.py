@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,9 @@ class Server(ThreadingHTTPServer):
     text = api.ANSWER
     status = 200
     asked = 0
+    hangs_s = 0.0
+    rounds = 10
+    rounds_per_look = 0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -38,10 +42,20 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        self._send({"data": [{"id": MODEL}]})
+        if self.path == "/metrics" and self.server.rounds:
+            self.server.rounds += self.server.rounds_per_look
+            lines = f"# TYPE x counter\ntensorfold:decode_rounds_total {self.server.rounds}\n"
+            data = (lines + "tensorfold:requests_running 4\n").encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        else:
+            self._send({"data": [{"id": MODEL}]})
 
     def do_POST(self) -> None:
         self.server.asked += 1
+        time.sleep(self.server.hangs_s)
         self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Authorization") != "Bearer secret-key":
             self._send({}, 401)
@@ -170,6 +184,29 @@ def test_waiting_ends_with_the_right_answer(server: Server) -> None:
         server.text = api.ANSWER
 
     assert ready.wait(endpoint(server), MODEL, 600, lambda: [], sleep=later)["tries"] == 2
+
+
+def test_a_pair_that_works_for_others_is_busy_and_not_dead(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field report 62: a long prompt must not cost its owner the pair."""
+    server.hangs_s, server.rounds_per_look = 1.0, 1
+    found = api.standing(endpoint(server), MODEL, 0.2, sleep=lambda _: None)
+    assert found.busy and found.lives and "timed out" in str(found.wrong)
+    monkeypatch.setattr(ready, "TRY_S", 0.2)
+    assert ready.wait(endpoint(server), MODEL, 600, lambda: [], sleep=lambda _: None)["busy"]
+
+
+@pytest.mark.parametrize("rounds", [10, 0])
+def test_a_pair_whose_counters_stand_still_is_dead_however_many_wait(server: Server, rounds: int) -> None:
+    server.hangs_s, server.rounds = 1.0, rounds
+    found = api.standing(endpoint(server), MODEL, 0.2, sleep=lambda _: None)
+    assert not found.busy and not found.lives
+
+
+def test_a_wrong_answer_is_wrong_however_busy_the_pair_is(server: Server) -> None:
+    server.text, server.rounds_per_look = "!!!!", 1
+    assert not api.standing(endpoint(server), MODEL, 5, sleep=lambda _: None).lives
 
 
 def test_a_key_file_has_labels_and_comments(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ completion with a known answer that does not repeat itself.
 from __future__ import annotations
 
 import json
+import re
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,12 @@ from .problem import Problem
 _FIRST, _SECOND = 4179, 2658
 QUESTION = f"What is {_FIRST} + {_SECOND}? Answer with the number alone."
 ANSWER = str(_FIRST + _SECOND)
+
+# What moves in /metrics while the pair works for anybody, and for how long that is looked at.
+_WORK = re.compile(
+    r"^tensorfold:(prompt_tokens|generation_tokens|decode_rounds)_total\s+([0-9.eE+]+)$", re.MULTILINE
+)
+_WATCH_S = 10
 
 
 @dataclass(frozen=True)
@@ -43,13 +52,20 @@ class Endpoint:
         )
         return self._call(request, timeout)
 
+    def text(self, path: str, timeout: float = 10) -> str:
+        return self._read(urllib.request.Request(self.url + path), timeout).decode(errors="replace")
+
     def _call(self, request: urllib.request.Request, timeout: float) -> Any:
+        return json.loads(self._read(request, timeout))
+
+    def _read(self, request: urllib.request.Request, timeout: float) -> bytes:
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
         # The API is never behind the proxy that the downloads may need.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=timeout) as answer:
-            return json.load(answer)
+            content: bytes = answer.read()
+            return content
 
 
 def endpoint(host: str, port: int, key_file: Path | None) -> Endpoint:
@@ -103,15 +119,58 @@ def judge(reply: dict[str, Any]) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How the pair took one question: rightly where `wrong` is None. `busy`: no answer, but work for others."""
+
+    wrong: str | None
+    busy: bool = False
+
+    @property
+    def lives(self) -> bool:
+        return self.wrong is None or self.busy
+
+
 def probe(api: Endpoint, model: str, timeout: float) -> str | None:
     """One try: None when the model is listed and answers rightly, else what is wrong, in words."""
+    return _try(api, model, timeout)[0]
+
+
+def standing(
+    api: Endpoint, model: str, timeout: float, *, sleep: Callable[[float], None] = time.sleep
+) -> Standing:
+    """One try, and where no answer came in time, whether the pair is busy with others' requests.
+
+    Four long prompts fill the pair, and it must not be started anew for that (field report 62). Our own
+    question hangs in it as others' do in a dead one, so only counters that move tell the two apart.
+    """
+    wrong, is_late = _try(api, model, timeout)
+    before = _work_done(api) if is_late else None
+    for _ in range(_WATCH_S if before else 0):
+        sleep(1.0)
+        now = _work_done(api)
+        if now and now != before:
+            return Standing(wrong, busy=True)
+    return Standing(wrong)
+
+
+def _try(api: Endpoint, model: str, timeout: float) -> tuple[str | None, bool]:
+    """What is wrong, and whether that is an answer that did not come in time."""
     try:
         names = model_names(api)
         if model not in names:
-            return f"/v1/models lists {', '.join(names) or 'nothing'}, not {model}"
-        return judge(ask(api, model, timeout))
+            return f"/v1/models lists {', '.join(names) or 'nothing'}, not {model}", False
+        return judge(ask(api, model, timeout)), False
     except urllib.error.HTTPError as error:
-        return f"HTTP {error.code} from {error.url}"
+        return f"HTTP {error.code} from {error.url}", False
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return f"no answer: {reason}"
+        return f"no answer: {reason}", isinstance(reason, TimeoutError)
+
+
+def _work_done(api: Endpoint) -> dict[str, str]:
+    """The counters of `_WORK`; empty where the engine does not say."""
+    try:
+        return dict(_WORK.findall(api.text("/metrics")))
+    except (OSError, ValueError):
+        return {}

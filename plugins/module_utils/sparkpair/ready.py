@@ -14,8 +14,8 @@ from .console import duration
 from .problem import Problem
 
 _PAUSE_S = 2.0
-# One try's own limit: a prompt this short that takes longer shows a pair that generates nothing.
-_TRY_S = 60.0
+# One try's own limit: a prompt this short that takes longer shows a pair that generates nothing, or is full.
+TRY_S = 60.0
 
 
 def rank_report(rank: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def wait(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Until a real completion comes back: {"seconds", "tries"}.
+    """Until a real completion comes back, ours or others': {"seconds", "tries", "busy"}.
 
     Raises Problem as soon as a rank's unit has ended, when a peer couldn't be asked twice in a row, or at
     the limit with the last thing seen.
@@ -48,18 +48,17 @@ def wait(
             whose node gave no answer.
     """
     begun = time.monotonic()
-    tries, wrong = 0, "nothing yet"
+    tries = 0
     silent: set[str] = set()
     while True:
         tries += 1
-        answer = api.probe(endpoint, model, _TRY_S)
-        if answer is None:
-            return {"seconds": round(time.monotonic() - begun, 1), "tries": tries}
-        wrong = answer
+        standing = api.standing(endpoint, model, TRY_S, sleep=sleep)
+        if standing.lives:
+            return {"seconds": round(time.monotonic() - begun, 1), "tries": tries, "busy": standing.busy}
         silent = _require_running(reports(), silent)
         if time.monotonic() - begun > limit_s:
             raise Problem(
-                found=f"no right answer after {duration(limit_s)}; the last try: {wrong}",
+                found=f"no right answer after {duration(limit_s)}; the last try: {standing.wrong}",
                 needed=f"a completion of {model}",
                 do="journalctl -u 'sparkpair-rank*' on both; then ansible-playbook stop.yml and site.yml",
                 code="not-ready",
