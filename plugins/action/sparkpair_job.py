@@ -19,6 +19,8 @@ _TRY_CONTACT_S = 3
 _STEP_PERCENT = 5
 _LINE_EVERY_S = 15.0
 _LONGEST_WAIT_S = 30
+# Asked when the strategy loads this plugin: the forks that run tasks have no terminal to ask.
+_ON_TERMINAL = sys.stdout.isatty()
 
 
 class ActionModule(ActionBase):
@@ -107,7 +109,7 @@ class _Lines:
             return
         percent = 100 * progress[f"{what}_done"] // progress[f"{what}_total"]
         now = time.monotonic()
-        if sys.stdout.isatty():
+        if _ON_TERMINAL:
             due = now - self._shown_at >= _LINE_EVERY_S
         else:
             due = percent // _STEP_PERCENT > self._percent // _STEP_PERCENT

@@ -120,7 +120,7 @@ def test_progress_is_a_line_at_times_on_a_terminal_and_every_five_percent_elsewh
     action: ModuleType, monkeypatch: pytest.MonkeyPatch, terminal: bool, most: int
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(action.sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(action, "_ON_TERMINAL", terminal)
     monkeypatch.setattr(action.display, "display", said.append)
     follow(action, lambda number, at: running(int(at), 9000) if at < 9000 else ended({"ok": True}))
     assert 18 <= len(said) <= most
