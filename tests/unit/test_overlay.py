@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +219,41 @@ def test_a_result_inside_the_checkpoint_is_refused(parts: Parts, inside: str) ->
     assert caught.value.code == "overlay-out"
 
 
+def test_another_checkpoint_is_never_taken_for_a_result(parts: Parts) -> None:
+    """Its shards have the same names, and receipts as ours have."""
+    shutil.copytree(parts.stock, parts.out)
+    (parts.out / "extra.safetensors").write_bytes(b"extra")
+    verify.verify(lock_of(parts.out), parts.out, quiet=True)
+    before = {path.name: path.read_bytes() for path in parts.out.iterdir()}
+    with pytest.raises(Problem) as caught:
+        parts.lay()
+    assert caught.value.code == "overlay-out"
+    assert {path.name: path.read_bytes() for path in parts.out.iterdir()} == before
+
+
+def test_the_overlays_own_folder_is_no_place_for_the_result(parts: Parts) -> None:
+    with pytest.raises(Problem) as caught:
+        overlay.lay(parts.stock, parts.lock, parts.overlay, parts.overlay_lock, parts.keys, quiet=True)
+    assert caught.value.code == "overlay-out"
+    assert parts.overlay.is_file()
+
+
+def test_the_result_s_lock_does_not_take_the_place_of_the_checkpoint_s(
+    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock, keys = tmp_path / "lock.json", tmp_path / "keys.json"
+    lock.write_text(locks.dump(parts.lock))
+    keys.write_text(locks.dump(parts.overlay_lock))
+    words = ["overlay", "--stock", str(parts.stock), "--lock", str(lock), "--overlay", str(parts.overlay)]
+    words += ["--overlay-lock", str(keys), "--out", str(parts.out), "--lock-out", str(lock)]
+    assert cli.main(words) == 1
+    assert "is the lock of what the result is made of" in capsys.readouterr().err
+    assert lock.read_text() == locks.dump(parts.lock)
+
+
 def test_a_strangers_file_in_the_results_folder_is_not_removed(parts: Parts) -> None:
-    parts.out.mkdir()
+    parts.lay()
+    (parts.out / "config.json").unlink()
     (parts.out / "mine.txt").write_text("mine")
     with pytest.raises(Problem) as caught:
         parts.lay()
@@ -227,8 +261,15 @@ def test_a_strangers_file_in_the_results_folder_is_not_removed(parts: Parts) -> 
     assert (parts.out / "mine.txt").read_text() == "mine"
 
 
+def test_a_run_killed_at_its_very_beginning_is_begun_again(parts: Parts) -> None:
+    parts.out.mkdir()
+    (parts.out / f".{overlay.MARK}.partial").write_text("This fol")
+    assert parts.lay().changed
+
+
 def test_a_killed_run_leaves_nothing_in_the_way(parts: Parts) -> None:
     parts.out.mkdir()
+    (parts.out / overlay.MARK).write_text("")
     os.link(parts.stock / "config.json", parts.out / ".config.json.partial")
     (parts.out / f".{INDEX}.partial").write_text("half")
     assert parts.lay().changed

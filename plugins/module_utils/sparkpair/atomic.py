@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from .problem import Problem
 
 
 def fsync_directory(directory: Path) -> None:
@@ -22,8 +25,10 @@ def fsync_directory(directory: Path) -> None:
 def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a neighbour of `path` for writing; it takes the name only when the block ends well.
 
-    The temporary file is `.<name>.partial`, removed when the block raises.
+    The temporary file is `.<name>.partial`, removed when the block raises. Raises Problem where `path` is
+    no file: a rename would put one in the place of a device, which root may do to /dev/null.
     """
+    _require_file_or_none(path)
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -38,6 +43,20 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _require_file_or_none(path: Path) -> None:
+    try:
+        found = path.stat()
+    except OSError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise Problem(
+            found=f"{path} is a {'folder' if stat.S_ISDIR(found.st_mode) else 'device, pipe or socket'}",
+            needed="the name of a file, there or not",
+            do="name another one",
+            code="not-a-file",
+        )
 
 
 def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> bool:

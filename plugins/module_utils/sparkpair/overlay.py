@@ -27,6 +27,8 @@ from .receipts import Receipts
 
 NAME = "zz_keys_overlay.safetensors"
 LOCK_NAME = f"{OWN_PREFIX}-overlay-lock.json"
+# Says that a folder was made here, so that what it holds may be replaced. Written before the first link.
+MARK = f"{OWN_PREFIX}-overlay"
 _INDEX = "model.safetensors.index.json"
 
 
@@ -74,18 +76,21 @@ def lay(
     lock_path = lock_path or out / LOCK_NAME
     entry = _overlay_entry(overlay, overlay_lock)
     _require_apart(stock, out)
+    _require_apart(overlay.parent, out)
     _require_verified(lock, stock, quiet=quiet)
     _require_verified(replace(overlay_lock, files=(entry,)), overlay.parent, quiet=quiet)
     header = safetensors.read_file_header(overlay)
     standing = _standing(out, lock_path, lock, overlay_lock)
     if standing and _is_linked(stock, lock, overlay, out):
         return Result(standing, lock_path, len(header.tensors), changed=False)
+    _require_ours(out)
     index = _index(stock, lock)
     _require_fit(header, index, stock, lock)
     text = overlaid_index(index, header)
     result_lock = overlaid_lock(lock, overlay_lock, entry, text)
     with _owned_like(stock):
         out.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(out / MARK, "This folder was made by sparkpair overlay.\n")
         _sweep(out, result_lock, lock_path)
         for file in lock.files:
             if file.path != _INDEX:
@@ -133,13 +138,26 @@ def _overlay_entry(overlay: Path, overlay_lock: Lock) -> LockedFile:
     return entry
 
 
-def _require_apart(stock: Path, out: Path) -> None:
+def _require_apart(source: Path, out: Path) -> None:
     inside = out.resolve()
-    if inside.is_relative_to(stock.resolve()) or stock.resolve().is_relative_to(inside):
+    if inside.is_relative_to(source.resolve()) or source.resolve().is_relative_to(inside):
         raise Problem(
-            found=f"the result {out} and the checkpoint {stock} are in each other",
+            found=f"the result {out} and what it is made of, {source}, are in each other",
             needed="a folder of its own beside it: the engine reads every shard of a folder",
-            do=f"name another one: --out {stock}-keys",
+            do=f"name another one: --out {source}-keys",
+            code="overlay-out",
+        )
+
+
+def _require_ours(out: Path) -> None:
+    """Only what an earlier run made may be replaced: another checkpoint has shards of the same names."""
+    if not out.exists() or (out / MARK).is_file():
+        return
+    if not out.is_dir() or any(path.name != f".{MARK}.partial" for path in out.iterdir()):
+        raise Problem(
+            found=f"{out} is there and was not made by sparkpair overlay",
+            needed="a folder that is not there yet, an empty one, or an earlier result",
+            do=f"name another one (--out), or move it away: mv {out} ANOTHER_PLACE",
             code="overlay-out",
         )
 
@@ -218,7 +236,7 @@ def _misfit(header: safetensors.Header, what: str, lock: Lock) -> Problem:
 def _sweep(out: Path, lock: Lock, lock_path: Path) -> None:
     """Remove what an earlier result held and the new one doesn't; refuse what isn't ours to remove."""
     book = Receipts.open(out)
-    kept = {file.path for file in lock.files} | {RECEIPTS, lock_path.name}
+    kept = {file.path for file in lock.files} | {RECEIPTS, MARK, lock_path.name}
     for name, found in list(verify.walk(out)):
         if name in kept or (out / name).is_dir():
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import locks, overlay
 from ..console import counted
+from ..problem import Problem
 
 
 def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,6 +29,14 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when the result stands."""
+    for given in (args.lock, args.overlay_lock):
+        if args.lock_out and args.lock_out.exists() and args.lock_out.samefile(given):
+            raise Problem(
+                found=f"--lock-out {args.lock_out} is the lock of what the result is made of",
+                needed="another file: the result has a lock of its own",
+                do="name another one, or leave --lock-out away: it then lies in the result's folder",
+                code="overlay-out",
+            )
     result = overlay.lay(
         args.stock,
         locks.load(args.lock),
