@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from . import atomic
+from .problem import Problem
 
 _LINE_EVERY_S = 5.0
 _BAR_EVERY_S = 0.2
@@ -48,11 +52,74 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+class _Forgiving:
+    """A stream for remarks: the first write that fails is the last one tried, and no error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Send what is still in the buffer nowhere; else it fails again at the end, and the exit code with it."""
+        with contextlib.suppress(OSError, ValueError):
+            _to_nowhere(self._stream.fileno())
+            self._stream.flush()
+
+
+def _to_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere == descriptor:
+        os.set_inheritable(descriptor, True)
+    else:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def forgiving_stderr() -> Iterator[None]:
+    """Inside the block a stderr that is full, broken or closed neither stops the work nor spoils stdout.
+
+    Python has None for a closed stderr, and `print(file=None)` means stdout. The closed descriptor is
+    taken too: the next file opened would get its number, and the remarks of every child process.
+    """
+    before = sys.stderr
+    stream: TextIO = before
+    if before is None:
+        try:
+            os.fstat(2)
+        except OSError:
+            _to_nowhere(2)
+        stream = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    sys.stderr = cast(TextIO, _Forgiving(stream))
+    try:
+        yield
+    finally:
+        sys.stderr = before
+        if before is None:
+            stream.close()
+
+
 class Progress:
     """Bytes and files done, told live: a bar on a terminal, else a line every few seconds on stderr.
 
     A job's follower reads the same figures from the file that the environment variable
-    SPARKPAIR_PROGRESS names (see `jobs.py`). Safe to call from several threads.
+    SPARKPAIR_PROGRESS names (see `jobs.py`). Safe to call from several threads. Where either can't be
+    written it is not tried again: progress never stops the work.
     """
 
     def __init__(
@@ -71,11 +138,11 @@ class Progress:
         self.done_bytes = 0
         self.done_files = 0
         self.note = ""
-        self._quiet = quiet
         self._stream = stream or sys.stderr
+        self._quiet = quiet or self._stream is None
         named = os.environ.get(PROGRESS_FILE)
         self._snapshot = snapshot or (Path(named) if named else None)
-        self._terminal = self._stream.isatty()
+        self._terminal = not self._quiet and _is_terminal(self._stream)
         self._lock = threading.Lock()
         self._history: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._shown_at = time.monotonic()
@@ -110,8 +177,8 @@ class Progress:
             self._sample(time.monotonic())
             self._write_snapshot()
             self._print(self.line())
-            if self._terminal and not self._quiet:
-                print(file=self._stream)
+            if self._terminal:
+                self._put("\n")
 
     def rate(self) -> float:
         """Bytes a second over the last minute."""
@@ -143,16 +210,42 @@ class Progress:
             self._history.popleft()
 
     def _write_snapshot(self) -> None:
-        if self._snapshot:
-            atomic.write_text(self._snapshot, json.dumps(self.snapshot()))
+        if self._snapshot is None:
+            return
+        try:
+            if _is_special(self._snapshot):
+                self._snapshot = None
+            else:
+                atomic.write_text(self._snapshot, json.dumps(self.snapshot()))
+        except (OSError, ValueError, Problem):
+            self._snapshot = None
 
     def _print(self, text: str) -> None:
+        self._put(f"\r\033[K{text}" if self._terminal else f"{text}\n")
+
+    def _put(self, text: str) -> None:
         if self._quiet:
             return
-        if self._terminal:
-            print(f"\r\033[K{text}", end="", file=self._stream, flush=True)
-        else:
-            print(text, file=self._stream, flush=True)
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._quiet = True
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something stands there that a file must not take the place of: a device, a pipe, a folder, a link."""
+    try:
+        return not stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def progress_line(state: dict[str, Any]) -> str:
