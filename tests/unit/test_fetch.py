@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -478,6 +479,89 @@ def test_a_complete_partial_is_only_hashed_and_put_in_place(
     bring()
     assert site.bytes_sent(SHARDS[0]) == 0
     assert content(tmp_path / "weights") == FILES
+
+
+def refreshed(site: Hub, tmp_path: Path) -> Lock:
+    """The lock of a newer commit, whose shards have the same sizes and other bytes."""
+    publish(tmp_path / "hub", REPO, {shard: DATA[shard][::-1] for shard in SHARDS})
+    return hub.resolve(REPO, endpoint=site.url)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code"), [("401", "token-missing"), ("503", "hub-busy"), ("flip", "hash-differs")]
+)
+def test_weights_that_serve_stay_until_better_ones_are_here(
+    site: Hub, bring: Bring, tmp_path: Path, mode: str, code: str
+) -> None:
+    """A refreshed lock and an expired token must not cost the checkpoint that is there."""
+    bring()
+    newer = refreshed(site, tmp_path)
+    site.mode(mode, **({"path": "*.safetensors"} if mode == "flip" else {}))
+    for _ in range(2):
+        assert stopped(lambda: bring(newer)).code == code
+        assert content(tmp_path / "weights") == FILES
+    site.mode("ok")
+    assert bring(newer).fetched_files == len(SHARDS)
+    assert content(tmp_path / "weights")[SHARDS[0]] == DATA[SHARDS[0]][::-1]
+
+
+def test_a_wrong_lock_does_not_cost_the_partials_of_the_right_one(
+    site: Hub, lock: Lock, bring: Bring, tmp_path: Path
+) -> None:
+    leave_partial(lock, tmp_path / "weights", SHARDS[0], DATA[SHARDS[0]][:200_000])
+    site.mode("401")
+    other = replace(lock, repo=GATED, files=(replace(lock.by_path[SHARDS[1]], path="other.safetensors"),))
+    assert stopped(lambda: bring(other)).code == "token-missing"
+    site.mode("ok")
+    assert bring().resumed_bytes == 200_000
+
+
+def test_a_folder_in_a_files_place_is_told_before_the_first_byte(
+    site: Hub, bring: Bring, tmp_path: Path
+) -> None:
+    (tmp_path / "weights" / SHARDS[0]).mkdir(parents=True)
+    problem = stopped(bring)
+    assert problem.code == "blocked"
+    assert SHARDS[0] in problem.found
+    assert site.bytes_sent() == 0
+
+
+def test_a_file_in_a_folders_place_is_told_too(bring: Bring, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "docs").write_text("")
+    assert stopped(bring).code == "blocked"
+
+
+def test_bad_copies_make_room_before_the_disk_stops_the_run(
+    site: Hub, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring()
+    newer = refreshed(site, tmp_path)
+    capacity = int(1.2 * newer.total_bytes)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: capacity - disk.tree_bytes(tmp_path / "weights"))
+    assert bring(newer).fetched_files == len(SHARDS)
+
+
+def test_a_rate_limit_without_end_is_told_as_such(site: Hub, bring: Bring) -> None:
+    """Field report 41."""
+    site.mode("429", retry_after=None)
+    problem = stopped(bring)
+    assert problem.code == "rate-limited"
+    assert "HF_TOKEN" in problem.do
+
+
+def test_who_waits_may_take_the_folder_while_the_first_clears_it(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    first, second = staging.Partials(folder), staging.Partials(folder)
+
+    class Slow(type(folder)):  # type: ignore[misc]
+        def rmdir(self) -> None:
+            with second.single_flight(lambda pid: None):
+                super().rmdir()
+
+    first.folder = Slow(first.folder)
+    with first.single_flight(lambda pid: None):
+        first.clear()
 
 
 def test_orphaned_partials_are_swept(lock: Lock, bring: Bring, tmp_path: Path) -> None:

@@ -27,6 +27,12 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def is_out_of_inodes(path: Path) -> bool:
+    """Whether the filesystem counts its files and has none left."""
+    found = os.statvfs(nearest_existing(path))
+    return found.f_files > 0 and found.f_favail == 0
+
+
 def require_room(path: Path, needed: int, what: str) -> None:
     """Raise Problem (needed, free, where) unless `needed` bytes fit below `path`."""
     free = free_bytes(path)

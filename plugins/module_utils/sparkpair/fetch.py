@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 0.5
 _PARTING_S = 3.0
 _PIECE = 16 << 20
 # A try that brought less than this, and less than a quarter of what was left, was in vain.
-_WORTHWHILE = 4 << 20
+_WORTHWHILE = 1 << 20
 _LONGEST_PAUSE_S = 30.0
 # Slower than this over a whole stall period counts as standing still.
 _CRAWL_BYTES_S = 1024
@@ -127,16 +127,7 @@ def fetch(
             check_indexes(lock, directory)
             partials.clear()
             return outcome
-        partials.sweep(state.missing)
-        disk.require_all(
-            [
-                disk.Need(
-                    directory, state.missing_bytes, f"{counted(len(state.missing), 'file')} of {lock.repo}"
-                ),
-                disk.Need(directory, options.reserve_bytes, "what is made of them later"),
-            ],
-            options.floor_bytes,
-        )
+        _require_room(state, partials, options, lock)
         check_indexes(lock, directory)
         todo = _in_order(state.unread + state.missing)
         shown = progress(f"fetch {lock.repo}", sum(entry.size for entry in todo), len(todo))
@@ -152,11 +143,48 @@ def fetch(
             say=say,
         )
         try:
-            run.work(todo, next((entry for entry in todo if entry in state.missing), None))
+            run.work(todo, state.missing)
         finally:
             shown.close()
         partials.clear()
     return outcome
+
+
+@contextlib.contextmanager
+def _disk_faults(directory: Path, floor: int) -> Iterator[None]:
+    """Tell a full disk as such, whichever write meets it first."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_stop(directory, floor) from None
+        raise
+
+
+def _disk_stop(directory: Path, floor: int) -> Problem:
+    free = disk.free_bytes(directory)
+    used_up = disk.is_out_of_inodes(directory)
+    return Problem(
+        found=f"no file can be made any more on the disk of {directory}: its inodes are used up"
+        if used_up
+        else f"only {size(free)} ({free} bytes) left on the disk of {directory}",
+        needed=f"{'inodes' if used_up else size(floor)} free while fetching; what is there is kept",
+        do=f"free room (sudo du -xh -d2 {disk.mount_point(directory)}), run again: it goes on",
+        code="disk",
+    )
+
+
+def _require_room(state: staging.Survey, partials: staging.Partials, options: Options, lock: Lock) -> None:
+    """What is to come must fit, given that partials which nothing can build on go first."""
+    what = f"{counted(len(state.missing), 'file')} of {lock.repo}"
+    coming = max(state.missing_bytes - partials.superseded_bytes(state.missing), 0)
+    disk.require_all(
+        [
+            disk.Need(partials.directory, coming, what),
+            disk.Need(partials.directory, options.reserve_bytes, "what is made of them later"),
+        ],
+        options.floor_bytes,
+    )
 
 
 @dataclass
@@ -193,7 +221,9 @@ class _Other:
 
 
 def _to_stderr(text: str) -> None:
-    print(f"\r\033[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    """In one write: several threads may have something to say."""
+    sys.stderr.write(f"\r\033[K{text}\n" if sys.stderr.isatty() else f"{text}\n")
+    sys.stderr.flush()
 
 
 def _in_order(entries: tuple[LockedFile, ...]) -> list[LockedFile]:
@@ -233,11 +263,24 @@ class _Stalled(_Again):
     """The transfer stood still."""
 
 
+class _RateLimited(_Again):
+    """The Hub wants fewer requests (429)."""
+
+
 class _Unreachable(_Again):
     """No connection came about: name, route, port, proxy, certificate."""
 
 
-_GIVEN_UP: dict[type[_Again], str] = {_Stalled: "stalled", _Unreachable: "hub-unreachable"}
+_GIVEN_UP: dict[type[_Again], str] = {
+    _Stalled: "stalled",
+    _RateLimited: "rate-limited",
+    _Unreachable: "hub-unreachable",
+}
+
+
+_AGAIN_LATER = (
+    "wait some minutes and run the same command again, with HF_TOKEN set: it goes on where it stopped"
+)
 
 
 @dataclass
@@ -259,14 +302,18 @@ class _Run:
     _offered: set[str] = field(default_factory=set)
     _open_at: float = 0.0  # the Hub asked everybody to wait until then
     _floor_at: float = 0.0
+    _promised: int = 0  # bytes that come in the place of bad copies, which the first look did not count
 
     def __post_init__(self) -> None:
         self._receipts = Receipts.open(self.directory)
 
     # The crew
 
-    def work(self, todo: list[LockedFile], first: LockedFile | None) -> None:
-        """Bring or check all of `todo`. The Hub is asked about `first` alone: a refusal costs one request."""
+    def work(self, todo: list[LockedFile], missing: Sequence[LockedFile]) -> None:
+        """Bring or check all of `todo`. The Hub is asked about one file first: a refusal costs one request,
+
+        and nothing that is on the disk.
+        """
         left: queue.SimpleQueue[LockedFile] = queue.SimpleQueue()
         for entry in todo:
             left.put(entry)
@@ -276,8 +323,9 @@ class _Run:
             for number in range(min(self.options.workers, len(todo)))
         ]
         try:
-            if first:
-                self._await_offer(first)
+            if missing:
+                self._await_offer(next(entry for entry in todo if entry in missing))
+                self.partials.sweep(missing)
             for member in crew:
                 member.start()
             for member in crew:
@@ -313,8 +361,12 @@ class _Run:
 
     def _one(self, entry: LockedFile) -> None:
         target = self.directory / entry.path
-        if target.is_file() and self._good_already(entry, target):
-            return
+        if target.is_file():
+            if self._good_already(entry, target):
+                return
+            # The Hub must have a better one before anything happens to this one: it may serve just now.
+            self._await_offer(entry)
+            self._make_room(target, entry)
         got = ""
         for attempt in (1, 2):
             part, got, fd_stat = self._bring(entry)
@@ -334,7 +386,7 @@ class _Run:
         )
 
     def _good_already(self, entry: LockedFile, target: Path) -> bool:
-        """Hash a file that lies there without a receipt. A bad one is taken out of the way."""
+        """Hash a file that lies there without a receipt. A bad one stays until its successor is verified."""
         if target.stat().st_size == entry.size:
             found = digest_file(target, entry.algorithm, on_bytes=self.progress.advance, stop=self.stop)
             if found.hex == entry.digest:
@@ -352,13 +404,14 @@ class _Run:
         with self.guard:
             self._receipts.forget(entry.path)
             self._receipts.save()
-        self._make_room(self.partials.quarantine(target, entry), entry)
         return False
 
     def _make_room(self, bad: Path, entry: LockedFile) -> None:
-        """A bad copy is kept to be looked at while it does not take the room of the good one."""
-        if disk.free_bytes(self.directory) < entry.size + self.options.floor_bytes:
-            bad.unlink(missing_ok=True)
+        """A bad copy is kept to be looked at while it does not take the room of the good ones."""
+        with self.guard:
+            self._promised += entry.size
+            if disk.free_bytes(self.directory) < self._promised + self.options.floor_bytes:
+                bad.unlink(missing_ok=True)
 
     def _vouch(self, entry: LockedFile, found: os.stat_result) -> None:
         with self.guard:
@@ -368,6 +421,8 @@ class _Run:
     def _place(self, entry: LockedFile, part: Path, found: os.stat_result) -> None:
         target = self.directory / entry.path
         self.partials.make(target.parent)
+        if target.is_file():
+            self.partials.quarantine(target, entry)
         part.replace(target)
         atomic.fsync_directory(target.parent)
         self.partials.journal(entry).unlink(missing_ok=True)
@@ -396,10 +451,6 @@ class _Run:
             self._fill(entry, sink)
             sink.sync(last=True)
             return part, sink.hash.hexdigest(), os.fstat(fd)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._disk_stop(disk.free_bytes(self.directory)) from None
-            raise
         finally:
             os.close(fd)
 
@@ -444,9 +495,11 @@ class _Run:
 
     def _given_up(self, entry: LockedFile, reason: _Again) -> Problem:
         return Problem(
-            found=f"{entry.path}: {self.options.tries} tries in a row brought nothing; the last: {reason}",
+            found=f"{entry.path}: {self.options.tries} tries in a row brought next to nothing; the last: {reason}",
             needed=f"a connection to {self.endpoint} that moves bytes",
-            do="check the network and run the same command again: it goes on where it stopped",
+            do=_AGAIN_LATER
+            if isinstance(reason, _RateLimited)
+            else "check the network and run the same command again: it goes on where it stopped",
             code=_GIVEN_UP.get(type(reason), "hub-busy"),
         )
 
@@ -536,17 +589,10 @@ class _Run:
         if now < self._floor_at:
             return
         self._floor_at = now + _LOOK_EVERY_S
-        free = disk.free_bytes(self.directory)
-        if free < self.options.floor_bytes:
-            raise self._disk_stop(free)
-
-    def _disk_stop(self, free: int) -> Problem:
-        return Problem(
-            found=f"only {size(free)} ({free} bytes) left on the disk of {self.directory}",
-            needed=f"{size(self.options.floor_bytes)} free while fetching; what is there is kept",
-            do=f"free room (sudo du -xh -d2 {disk.mount_point(self.directory)}), run again: it goes on",
-            code="disk",
-        )
+        if disk.free_bytes(self.directory) < self.options.floor_bytes:
+            self.partials.empty_quarantine()
+            if disk.free_bytes(self.directory) < self.options.floor_bytes:
+                raise _disk_stop(self.directory, self.options.floor_bytes)
 
     @contextlib.contextmanager
     def _exchange(self, entry: LockedFile) -> Iterator[None]:
@@ -576,7 +622,8 @@ class _Run:
             return
         ours = urllib.parse.urlsplit(self.endpoint)[:2] == urllib.parse.urlsplit(str(answer.url))[:2]
         if status in hub.PASSING:
-            raise _Again(f"the Hub answers {status}", hub.retry_after(headers))
+            kind = _RateLimited if status == 429 else _Again
+            raise kind(f"the Hub answers {status}", hub.retry_after(headers))
         if status == 416:
             raise _Again("the server knows a shorter file (416)")
         if not ours:  # a signed link that ran out: the Hub gives a new one

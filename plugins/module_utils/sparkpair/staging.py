@@ -115,13 +115,18 @@ def require_fit(lock: Lock, directory: Path, owner: int | None = None) -> None:
     if owner is None or not directory.is_dir():
         return
     wanted = {entry.path for entry in lock.files}
-    links, foreign, strays = [], [], []
+    above = {parent.as_posix() for name in wanted for parent in Path(name).parents} - {"."}
+    links, foreign, strays, blocked = [], [], [], []
     for path, found in _walk(directory):
         name = path.relative_to(directory).as_posix()
         if stat.S_ISLNK(found.st_mode):
             links.append(name)
         elif found.st_uid != owner:
             foreign.append(name)
+        elif (name in wanted and not stat.S_ISREG(found.st_mode)) or (
+            name in above and not stat.S_ISDIR(found.st_mode)
+        ):
+            blocked.append(name)
         elif name.endswith(".safetensors") and name not in wanted and not name.startswith(OWN_PREFIX):
             strays.append(name)
     if directory.stat().st_uid != owner:
@@ -136,6 +141,13 @@ def require_fit(lock: Lock, directory: Path, owner: int | None = None) -> None:
             do=f"put the file in its place: cp --remove-destination $(readlink -f {first}) {first}"
             " (or remove the link: it is then fetched)",
             code="link",
+        )
+    if blocked:
+        raise Problem(
+            found=f"in {directory}, a folder in a file's place or the other way round: {listed(blocked)}",
+            needed=f"the files of {lock.repo} in their places",
+            do=f"move it away: mv {directory / blocked[0]} ANOTHER_FOLDER/",
+            code="blocked",
         )
     if strays:
         raise Problem(
@@ -230,21 +242,29 @@ class Partials:
         self.part(entry).unlink(missing_ok=True)
         self.journal(entry).unlink(missing_ok=True)
 
-    def sweep(self, missing: Sequence[LockedFile]) -> int:
-        """Remove what no file of `missing` can build on: orphans, changed entries, old bad copies.
-
-        Only under `single_flight`, so no live process holds any of it. Returns the bytes that it freed.
-        """
-        kept = set()
+    def superseded(self, missing: Sequence[LockedFile]) -> list[Path]:
+        """What no file of `missing` can build on: orphans, changed entries, old bad copies."""
+        kept = {self.folder / _LOCK_NAME}
         for entry in missing:
             if self.usable_bytes(entry):
                 kept |= {self.part(entry), self.journal(entry)}
-        freed = 0
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path in kept or path.name == _LOCK_NAME:
-                continue
-            freed += _remove(path)
-        return freed
+        found = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        return [path for path in found if path not in kept]
+
+    def superseded_bytes(self, missing: Sequence[LockedFile]) -> int:
+        return sum(_bytes_of(path) for path in self.superseded(missing))
+
+    def sweep(self, missing: Sequence[LockedFile]) -> int:
+        """Remove what is superseded. Returns the bytes that it freed.
+
+        Only under `single_flight`, so no live process holds any of it, and only when the Hub has agreed to
+        give the files: a wrong lock must not cost the partials of the right one.
+        """
+        return sum(_remove(path) for path in self.superseded(missing))
+
+    def empty_quarantine(self) -> None:
+        """Give up the bad copies, kept only to be looked at, where room runs out."""
+        shutil.rmtree(self.quarantined, ignore_errors=True)
 
     def quarantine(self, path: Path, entry: LockedFile) -> Path:
         """Take a bad file out of the way, keeping it to be looked at. Returns its new place."""
@@ -256,7 +276,11 @@ class Partials:
 
     def clear(self) -> None:
         """Remove the folder after a complete fetch; the caller holds `single_flight`."""
-        shutil.rmtree(self.folder)
+        for path in self.superseded([]):
+            _remove(path)
+        (self.folder / _LOCK_NAME).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # one that waited has made its lock meanwhile
+            self.folder.rmdir()
 
     @contextlib.contextmanager
     def single_flight(self, meanwhile: Callable[[str], None]) -> Iterator[None]:
@@ -309,13 +333,20 @@ def _heir(directory: Path) -> tuple[int, int] | None:
     return (found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None
 
 
+def _bytes_of(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            return sum(found.st_size for _, found in _walk(path))
+        return path.lstat().st_size
+    return 0
+
+
 def _remove(path: Path) -> int:
+    freed = _bytes_of(path)
     if path.is_dir() and not path.is_symlink():
-        freed = sum(found.st_size for _, found in _walk(path))
         shutil.rmtree(path)
-        return freed
-    freed = path.lstat().st_size
-    path.unlink()
+    else:
+        path.unlink(missing_ok=True)
     return freed
 
 

@@ -28,14 +28,14 @@ def add_to(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_at_least(1),
+        type=_at_least(1, 64),
         default=defaults.workers,
         metavar="N",
         help="files at a time (%(default)s)",
     )
     parser.add_argument(
         "--stall-seconds",
-        type=_at_least(1),
+        type=_at_least(1, 86_400),
         default=int(defaults.stall_s),
         metavar="S",
         help="break off what does not move for so long (%(default)s)",
@@ -65,11 +65,11 @@ def add_to(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _at_least(low: int) -> Any:
+def _at_least(low: int, high: int = 1 << 60) -> Any:
     def number(text: str) -> int:
         value = int(text)
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{value} is less than {low}")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not from {low} to {high}")
         return value
 
     return number
