@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pkgutil
 import signal
@@ -87,3 +88,98 @@ def test_the_help_lists_every_command() -> None:
     shown = run("--help").stdout
     names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(commands.__path__)]
     assert all(f"    {name} " in shown or f"    {name}\n" in shown for name in names)
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["verify", "--lock", "/no", "--dir", "/no", "--json"], 1), (["rope", "--json"], 2)]
+)
+def test_a_stderr_that_takes_nothing_leaves_one_object_and_the_exit_code(
+    words: list[str], code: int, stderr: str
+) -> None:
+    shell = ["sh", "-c", f'exec "$0" "$@" {stderr}', SPARKPAIR, *words]
+    done = subprocess.run(shell, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == code
+    assert json.loads(done.stdout)["ok"] is False
+
+
+def test_a_closed_stdout_gives_no_traceback() -> None:
+    words = ["sh", "-c", 'exec "$0" "$@" >&-', SPARKPAIR, "verify", "--lock", "/no", "--dir", "/no", "--json"]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "found" in done.stderr
+
+
+def test_no_option_may_be_abbreviated() -> None:
+    """An abbreviated --json was obeyed by the subcommand, yet a problem printed nothing on stdout."""
+    done = run("verify", "--lock", "/no", "--dir", "/no", "--js")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--js" in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(found.name for found in pkgutil.iter_modules(commands.__path__)))
+def test_every_parser_refuses_abbreviations(name: str) -> None:
+    def all_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+        below = [
+            each
+            for action in parser._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for each in action.choices.values()
+        ]
+        return [parser, *(deeper for each in below for deeper in all_of(each))]
+
+    parsers = all_of(cli.build_parser(name.replace("_", "-")))
+    assert len(parsers) > 1
+    assert not any(parser.allow_abbrev for parser in parsers)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lock", "acme/model", "--out", ""],
+        ["fetch", "--lock", "lock.json", "--to", ""],
+        ["verify", "--lock", "lock.json", "--dir", " "],
+        ["fetch", "--lock=", "--to", "."],
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(words: list[str]) -> None:
+    done = run(*words, "--json")
+    assert done.returncode == 2
+    assert "the path is empty" in json.loads(done.stdout)["problems"][0]["found"]
+
+
+def test_the_command_is_ready_for_an_interrupt_before_it_loads_anything_large() -> None:
+    """A ^C while it loaded its parser ended in a traceback."""
+    code = (
+        "import os, sys; before = set(sys.modules); import sparkpair.cli; new = set(sys.modules) - before;"
+        "print(sorted(name for name in new if not name.startswith('sparkpair') and name != '__future__'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("slow", ["argparse", "json", "sparkpair.console", "sparkpair.commands.verify"])
+def test_an_interrupt_while_it_loads_is_130_and_one_object(slow: str) -> None:
+    code = f"""
+import sys, sparkpair.cli
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == {slow!r}:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+for name in [{slow!r}, "json"]:
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Interrupted())
+sys.exit(sparkpair.cli.main(["verify", "--lock", "/no", "--dir", "/no", "--json"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert json.loads(done.stdout)["problems"][0]["code"] == "interrupted"
+    assert "Traceback" not in done.stderr
