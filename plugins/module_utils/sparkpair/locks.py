@@ -77,17 +77,25 @@ class Lock:
     def subset(self, globs: Iterable[str]) -> Lock:
         """The files whose path matches one of `globs` (`*` crosses folders). None at all is a Problem."""
         wanted = list(globs)
-        files = tuple(
-            entry for entry in self.files if any(fnmatch.fnmatchcase(entry.path, glob) for glob in wanted)
-        )
+        files = tuple(entry for entry in self.files if matches(entry.path, wanted))
         if not files:
-            raise Problem(
-                found=f"no file of {self.repo} matches {' '.join(wanted) or 'nothing'}",
-                needed="patterns that match at least one file",
-                do="correct the patterns (--include, or include: of the profile)",
-                code="lock-empty",
-            )
+            raise none_matches(self.repo, wanted)
         return replace(self, files=files)
+
+
+def matches(path: str, globs: Iterable[str]) -> bool:
+    """Whether `path` is meant by one of `globs` (`*` crosses folders)."""
+    return any(fnmatch.fnmatchcase(path, glob) for glob in globs)
+
+
+def none_matches(repo: str, globs: Sequence[str]) -> Problem:
+    """No file of `repo` is meant by `globs`."""
+    return Problem(
+        found=f"no file of {repo} matches {' '.join(globs) or 'nothing'}",
+        needed="patterns that match at least one file",
+        do="correct the patterns (--include, or include: of the profile)",
+        code="lock-empty",
+    )
 
 
 @dataclass(frozen=True)
@@ -167,11 +175,12 @@ def load(path: Path) -> Lock:
 
 def _decode(text: str, source: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
+        row: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in row:
                 raise _bad(source, f"the key {key!r} is there twice in one object", "each key once")
-        return dict(pairs)
+            row[key] = value
+        return row
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -217,13 +226,14 @@ def _entry(row: Any, number: int, source: str) -> LockedFile:
         raise _bad(source, f"{where} has the path {path!r}, which {fault}", "a path inside the folder")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_FILE:
         raise _bad(source, f"{path} has the size {size!r}", "a whole number of bytes, 0 or more")
-    if ("sha256" in row) == ("git_blob_sha1" in row):
-        count = "both hashes" if "sha256" in row else "no hash"
-        raise _bad(source, f"{path} has {count}", "exactly one of sha256 and git_blob_sha1")
     for key, form, length in (("sha256", _HEX64, 64), ("git_blob_sha1", _HEX40, 40)):
         value = row.get(key)
         if key in row and not (isinstance(value, str) and form.fullmatch(value)):
-            raise _bad(source, f"{path} has {key} {value!r}", f"{length} hex digits in lower case")
+            said = "null" if value is None else repr(value)
+            raise _bad(source, f"{path} has {key} {said}", f"{length} hex digits in lower case")
+    if ("sha256" in row) == ("git_blob_sha1" in row):
+        count = "both hashes" if "sha256" in row else "no hash"
+        raise _bad(source, f"{path} has {count}", "exactly one of sha256 and git_blob_sha1")
     return LockedFile(path, size, row.get("sha256"), row.get("git_blob_sha1"))
 
 
