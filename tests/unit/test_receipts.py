@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -189,15 +190,59 @@ def test_a_folder_that_may_not_be_written_to_is_just_read_again_next_time(
     assert not (tmp_path / NAME).exists()
 
 
-def test_a_full_disk_is_told(tmp_path: Path, entry: LockedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
+def failing(number: int) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
 
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_only_costs_the_receipt_and_is_told(
+    tmp_path: Path, entry: LockedFile, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     book = Receipts.open(tmp_path)
     book.record(entry, (tmp_path / "shard").stat())
-    monkeypatch.setattr(atomic, "replacing", full)
-    with pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as full:
+        full.setattr(atomic, "replacing", failing(number))
+        assert not book.save()
+    assert book.unwritten == os.strerror(number)
+    assert book.save()  # with room again, nothing is lost
+    assert book.unwritten is None
+    assert Receipts.open(tmp_path).holds(entry)
+
+
+def test_a_broken_disk_is_an_error(
+    tmp_path: Path, entry: LockedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = Receipts.open(tmp_path)
+    book.record(entry, (tmp_path / "shard").stat())
+    monkeypatch.setattr(atomic, "replacing", failing(errno.EIO))
+    with pytest.raises(OSError, match=r"Input/output error"):
         book.save()
+    assert book.unwritten == "Input/output error"
+
+
+def test_a_bad_file_is_not_vouched_for_even_if_the_disk_is_full_field_report_37(
+    tmp_path: Path, entry: LockedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = recorded(tmp_path, entry)
+    book.forget("shard")
+    monkeypatch.setattr(atomic, "replacing", failing(errno.ENOSPC))
+    assert not book.save()
+    assert not Receipts.open(tmp_path).holds(entry)
+
+
+def test_receipts_that_another_process_never_lets_go_of_are_not_waited_for_for_ever(
+    tmp_path: Path, entry: LockedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "_LOCK_WAIT_S", 0.1)
+    book = Receipts.open(tmp_path)
+    book.record(entry, (tmp_path / "shard").stat())
+    with receipts._locked(tmp_path):
+        assert not book.save()
+        assert "another process" in str(book.unwritten)
+    assert book.save()
 
 
 def test_roots_receipt_belongs_to_the_folders_owner_field_report_33(

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import stat as stat_bits
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ from .locks import OWN_PREFIX, LockedFile
 
 NAME = f"{OWN_PREFIX}-receipts.json"
 _VERSION = 1
-_NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
+# A folder of others, a disk without room, a process that stands still with the receipts in its hand: the
+# data is none the worse, so the work goes on and the next verification just reads again.
+_NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT)
+_LOCK_WAIT_S = 30.0
+_LOCK_POLL_S = 0.02
 
 
 class Receipts:
@@ -34,6 +39,7 @@ class Receipts:
         self._files = files
         self._recorded: dict[str, dict[str, Any]] = {}
         self._forgotten: set[str] = set()
+        self.unwritten: str | None = None  # why the last `save` could not write, in the kernel's words
 
     @classmethod
     def open(cls, directory: Path) -> Receipts:
@@ -74,8 +80,9 @@ class Receipts:
         """Write what was recorded and forgotten, merged with what others wrote meanwhile.
 
         The file is owned like its directory. Returns False when there is nothing new to write or the
-        directory can't be written to (then the next verification just reads again).
+        directory can't be written to or has no room: `unwritten` says why, and the next `save` tries again.
         """
+        self.unwritten = None
         if not self._recorded and not self._forgotten:
             return False
         try:
@@ -89,6 +96,8 @@ class Receipts:
                     _write(self.directory, merged)
                     written = True
         except OSError as error:
+            self.unwritten = error.strerror or str(error)
+            self._withdraw_all()
             if error.errno in _NO_WRITE:
                 return False
             raise
@@ -96,6 +105,12 @@ class Receipts:
         self._recorded.clear()
         self._forgotten.clear()
         return written
+
+    def _withdraw_all(self) -> None:
+        """Where the receipt of a bad file can't be taken out of the list, the list goes: that needs no room."""
+        if self._forgotten & _read(self.directory / NAME).keys():
+            with contextlib.suppress(OSError):
+                (self.directory / NAME).unlink()
 
     def _note(self, path: str, row: dict[str, Any]) -> None:
         self._forgotten.discard(path)
@@ -132,7 +147,19 @@ def _write(directory: Path, files: dict[str, dict[str, Any]]) -> None:
 def _locked(directory: Path) -> Iterator[None]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _claim(fd)
         yield
     finally:
         os.close(fd)
+
+
+def _claim(fd: int) -> None:
+    """Lock, but not for ever: whoever holds it may have been stopped. Raises TimeoutError."""
+    limit = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process holds {NAME}") from None
+            time.sleep(_LOCK_POLL_S)
