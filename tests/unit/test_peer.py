@@ -19,6 +19,7 @@ SUBNETS = ["10.20.0.0/24", "10.21.0.0/24"]
     [
         ("sparkpair@10.20.0.2:/var/lib/x", ("sparkpair", "10.20.0.2", "/var/lib/x")),
         ("sparkpair@10.20.0.2:/var/lib/x/", ("sparkpair", "10.20.0.2", "/var/lib/x")),
+        ("sparkpair@10.20.0.2://var//lib/./x//", ("sparkpair", "10.20.0.2", "/var/lib/x")),
         ("spark-b:/weights", (None, "spark-b", "/weights")),
         ("bo@[fe80::1%enp1s0f0np0]:/w-w", ("bo", "fe80::1%enp1s0f0np0", "/w-w")),
         ("bo@host:/", ("bo", "host", "/")),
@@ -54,6 +55,15 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         peer.parse_target(text)
     assert caught.value.code == "target-bad"
     assert "--to " in caught.value.do
+
+
+@pytest.mark.parametrize("folder", ["/x/..", "/..", "/x/../y", "/missing/../../etc/"])
+def test_a_target_with_two_dots_is_refused_since_it_would_leave_folders_behind(folder: str) -> None:
+    with pytest.raises(Problem) as caught:
+        peer.parse_target(f"bo@spark-b:{folder}")
+    assert caught.value.code == "target-bad"
+    assert "'..'" in caught.value.found
+    assert peer.parse_target("bo@spark-b:/a..b/...").folder == "/a..b/..."
 
 
 @pytest.mark.parametrize(("option", "code"), [(0, "identity-missing"), (1, "known-hosts-missing")])

@@ -76,8 +76,20 @@ class Login:
 
 
 def parse_target(text: str) -> Target:
-    """USER@ADDRESS:DIR (an IPv6 address in brackets; DIR absolute, printable, no spaces). Raises Problem."""
+    """USER@ADDRESS:DIR (an IPv6 address in brackets; DIR absolute, printable, no spaces). Raises Problem.
+
+    DIR loses its doubled slashes and its `.` parts; `..` is refused, since what it leads to depends on
+    which folders are there already.
+    """
     match = _TARGET.match(text) if text.isprintable() else None
+    parts = match["folder"].split("/") if match else []
+    if ".." in parts:
+        raise Problem(
+            found=f"the target {text!r} has a part '..'",
+            needed="the folder by its own name",
+            do="name the folder that is meant, without '..'",
+            code="target-bad",
+        )
     if not match or match["host"].startswith("-"):
         raise Problem(
             found=f"the target {text!r}",
@@ -85,7 +97,11 @@ def parse_target(text: str) -> Target:
             do=f"name the peer by its link address: --to {paths.SERVICE_USER}@10.20.0.2:{paths.WEIGHTS}/NAME",
             code="target-bad",
         )
-    return Target(match["user"], match["host"].strip("[]"), match["folder"].rstrip("/") or "/")
+    return Target(
+        match["user"],
+        match["host"].strip("[]"),
+        "/" + "/".join(part for part in parts if part not in ("", ".")),
+    )
 
 
 def require_login_files(identity: Path | None, known_hosts: Path | None) -> None:
