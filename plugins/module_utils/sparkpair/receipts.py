@@ -21,6 +21,7 @@ from typing import Any
 
 from . import atomic
 from .locks import OWN_PREFIX, LockedFile
+from .problem import Problem
 
 NAME = f"{OWN_PREFIX}-receipts.json"
 _VERSION = 1
@@ -81,6 +82,8 @@ class Receipts:
 
         The file is owned like its directory. Returns False when there is nothing new to write or the
         directory can't be written to or has no room: `unwritten` says why, and the next `save` tries again.
+
+        Raises OSError or Problem where it is the disk, or what lies in the place of the receipts.
         """
         self.unwritten = None
         if not self._recorded and not self._forgotten:
@@ -95,10 +98,10 @@ class Receipts:
                 else:
                     _write(self.directory, merged)
                     written = True
-        except OSError as error:
-            self.unwritten = error.strerror or str(error)
+        except (OSError, Problem) as error:
+            self.unwritten = (error.strerror if isinstance(error, OSError) else None) or str(error.args[0])
             self._withdraw_all()
-            if error.errno in _NO_WRITE:
+            if isinstance(error, OSError) and error.errno in _NO_WRITE:
                 return False
             raise
         self._files = merged
@@ -125,6 +128,8 @@ def _stamp(stat: os.stat_result) -> dict[str, int]:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
+        if not path.is_file():  # a named pipe would hold the reading for ever
+            return {}
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
