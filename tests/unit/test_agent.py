@@ -298,7 +298,7 @@ def test_verify_runs_here_and_answers_with_json(
     (root / "weights/dsv41/config.json").write_bytes(b"hello world\n")
     entry = locks.LockedFile("config.json", 12, git_blob_sha1="3b18e512dba79e4c8300dd08aeb37f8e728b8dad")
     lock = locks.Lock("owner/name", "0" * 40, (entry,))
-    monkeypatch.setattr("sys.stdin", io.StringIO(locks.dump(lock)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(locks.dump(lock).encode())))
     command = f"/opt/sparkpair/venv/bin/sparkpair verify --lock - --dir {root}/weights/dsv41 --json --quiet"
     assert agent.serve(command, root) == 0
     assert json.loads(capsys.readouterr().out)["ok"]

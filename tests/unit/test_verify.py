@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparkpair import cli, hashing, locks, pagecache, verify
+from sparkpair import atomic, cli, hashing, locks, pagecache, verify
 from sparkpair.locks import Lock, LockedFile
 from sparkpair.receipts import NAME, Receipts
 
@@ -182,25 +187,129 @@ def test_another_users_file_is_named_with_the_repair_action_field_report_33(
     report = check(folder)
     assert codes(report) == ["foreign-owner"]
     problem = report.problems[0]
-    assert problem.found.startswith("8 paths")  # the folder, five files, one folder and the receipts
+    assert problem.found.startswith("7 paths")  # the folder, five files and one folder
     assert "config.json" in problem.found
     assert problem.do.startswith("sudo chown -hR ")
     assert problem.do.endswith(str(folder))
 
 
-def test_an_unreadable_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
+class Closed:
+    """Makes files unreadable by their mode, also for root, who runs the tests in a container."""
 
-    def refusing(path: Any, flags: int, *rest: Any, **named: Any) -> int:
-        if str(path).endswith("config.json"):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open, self._access = os.open, os.access
+        monkeypatch.setattr(os, "open", self.open)
+        monkeypatch.setattr(verify, "_may", self.may)
+
+    def may(self, path: Path, what: int) -> bool:
+        needed = (0o400 if what & os.R_OK else 0) | (0o100 if what & os.X_OK else 0)
+        return path.stat().st_mode & needed == needed
+
+    def open(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if str(path).startswith("/") and Path(path).is_file() and not self.may(Path(path), os.R_OK):
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, flags, *rest, **named)
+        return self._open(path, flags, *rest, **named)
 
-    monkeypatch.setattr(os, "open", refusing)
+
+@pytest.mark.parametrize("receipts", [True, False])
+def test_an_unreadable_file_is_named_also_where_a_receipt_spares_the_reading(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, receipts: bool
+) -> None:
+    Closed(monkeypatch)
+    if receipts:
+        assert check(folder).ok
+    (folder / "config.json").chmod(0)
     report = check(folder)
     assert codes(report) == ["unreadable"]
     assert "config.json" in report.problems[0].found
-    assert "chown" in report.problems[0].do
+    assert report.problems[0].do == f"sudo chmod -R u+rX,go+rX {folder}"
+    (folder / "config.json").chmod(0o644)
+    again = check(folder)
+    assert again.ok
+    assert again.bytes == (0 if receipts else len(CONTENT["config.json"]))  # the receipt was kept
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o600, ["chown"]), (0o000, ["chown", "chmod"])])
+def test_an_unreadable_file_of_another_user_is_mended_by_its_owner_field_report_33(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int, words: list[str]
+) -> None:
+    (folder / "config.json").chmod(mode)
+    monkeypatch.setattr(verify, "expected_owner", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(verify, "_may", lambda path, _: path.name != "config.json")
+    problem = check(folder, only_listed=True).problems[0]
+    assert problem.code == "unreadable"
+    assert [word for word in ("chown", "chmod") if word in problem.do] == words
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_no_matter_of_modes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(hashing, "digest_file", broken)
+    (problem,) = check(folder).problems
+    assert problem.code == "unreadable"
+    assert "Input/output error" in problem.found
+    assert "chmod" not in problem.do and "chown" not in problem.do
+
+
+def test_a_folder_that_may_not_be_looked_into_does_not_cost_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.lstat
+
+    def refusing(path: Path) -> os.stat_result:
+        if path.name == "other":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    (folder / "other").write_bytes(b"")
+    (folder / SHARD).write_bytes(b"\3" * 300_000)
+    monkeypatch.setattr(Path, "lstat", refusing)
+    report = check(folder)
+    assert codes(report) == ["wrong-hash", "unreadable"]
+    assert "other (Permission denied)" in report.problems[1].found
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EISDIR])
+def test_receipts_that_can_not_be_written_never_cost_the_report_field_report_37(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    (folder / SHARD).write_bytes(b"\3" * 300_000)
+    monkeypatch.setattr(atomic, "replacing", failing)
+    report = check(folder)
+    assert codes(report) == ["wrong-hash"]
+    assert SHARD in report.problems[0].found
+    assert (report.changed, report.unwritten) == (False, os.strerror(number))
+    assert report.as_dict()["unwritten"] == os.strerror(number)
+    lock = tmp_path / "lock.json"
+    lock.write_text(locks.dump(LOCK))
+    assert cli.main(["verify", "--lock", str(lock), "--dir", str(folder), "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert f"can't be written ({os.strerror(number)})" in said
+    assert SHARD in said
+
+
+def test_the_command_ends_by_sigterm_as_by_ctrl_c_and_says_so_as_json(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text(locks.dump(LOCK))
+    script = (
+        "import sys, os, signal; from sparkpair import cli, hashing\n"
+        "def digest(*_, **__): os.kill(os.getpid(), signal.SIGTERM); return iter(())\n"
+        "hashing.digest_files = digest\n"
+        f"sys.exit(cli.main(['verify', '--lock', {str(tmp_path / 'lock.json')!r}, "
+        f"'--dir', {str(folder)!r}, '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert json.loads(done.stdout)["problems"][0]["code"] == "interrupted"
 
 
 def test_the_command_answers_with_one_json_object_and_exit_code_1_for_a_problem(
@@ -220,15 +329,39 @@ def test_the_command_answers_with_one_json_object_and_exit_code_1_for_a_problem(
     assert {"code", "severity", "host", "found", "needed", "do"} == set(told["problems"][0])
 
 
+def given_to(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+
 def test_the_command_reads_a_lock_from_stdin(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(locks.dump(LOCK)))
+    given_to(monkeypatch, locks.dump(LOCK).encode())
     assert cli.main(["verify", "--lock", "-", "--dir", str(folder)]) == 0
     assert "as the lock says" in capsys.readouterr().out
-    monkeypatch.setattr("sys.stdin", io.StringIO("{}x"))
-    assert cli.main(["verify", "--lock", "-", "--dir", str(folder)]) == 1
-    assert "no lock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"", "it is not JSON"),
+        (b"{}x", "it is not JSON"),
+        (locks.dump(LOCK).replace('"repo"', '"repo": "other/name", "repo"').encode(), "twice in one object"),
+        (locks.dump(LOCK).replace("owner", "\u00f6wner").encode("latin-1"), "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"repo": ' + b"9" * 5000 + b"}", "can't be read"),
+        (b"{}", "has no"),
+    ],
+)
+def test_a_lock_on_stdin_is_read_as_strictly_as_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: bytes, found: str
+) -> None:
+    given_to(monkeypatch, text)
+    assert cli.main(["verify", "--lock", "-", "--dir", str(folder), "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["code"] == "lock-bad"
+    assert found in problem["found"] and "on stdin" in problem["found"]
+    assert problem["do"] == "sparkpair verify --lock - --dir DIR < LOCK"
 
 
 def test_receipts_for_45_files_lie_beside_the_data(tmp_path: Path) -> None:
@@ -245,8 +378,12 @@ def test_following_answers_for_each_file_as_it_arrives(
     (folder / SHARD).unlink()
     (folder / "config.json").write_bytes(b'{"model_type": "deepseek_v42"}')
 
+    leftover = folder / f".{SHARD}.a1B2c3"
+    leftover.write_bytes(b"half")
+
     def asked() -> Iterator[str]:
         yield json.dumps(json.loads(locks.dump(LOCK))) + "\n"
+        assert not leftover.exists()
         (folder / SHARD).write_bytes(CONTENT[SHARD])
         for path in (SHARD, "config.json", "../secret"):
             yield json.dumps(path) + "\n"
@@ -254,14 +391,18 @@ def test_following_answers_for_each_file_as_it_arrives(
     lines = asked()
 
     class Stdin:
-        def readline(self) -> str:
-            return next(lines)
+        def readline(self) -> bytes:
+            return next(lines).encode()
 
-        def __iter__(self) -> Iterator[str]:
-            return lines
+        def __iter__(self) -> Iterator[bytes]:
+            return (line.encode() for line in lines)
+
+        @property
+        def buffer(self) -> Stdin:
+            return self
 
     monkeypatch.setattr("sys.stdin", Stdin())
-    words = ["verify", "--lock", "-", "--dir", str(folder), "--json", "--quiet", "--follow"]
+    words = ["verify", "--lock", "-", "--dir", str(folder), "--json", "--quiet", "--follow", "--tidy"]
     assert cli.main(words) == 0
     report, *answers = map(json.loads, capsys.readouterr().out.splitlines())
     assert set(report["files"]) == {SHARD, "config.json"}
@@ -271,3 +412,136 @@ def test_following_answers_for_each_file_as_it_arrives(
     assert told["../secret"]["state"] == "not-plain"
     assert Receipts.open(folder).holds(LOCK.by_path[SHARD])
     assert pagecache.resident_bytes(folder / SHARD) == 0
+
+
+def followed(folder: Path, paths: Iterable[str], **options: Any) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    verify.follow(LOCK, folder, paths, told.append, **options)
+    return told
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.EIO, "Input/output error"), RuntimeError("a bug"), MemoryError()]
+)
+def test_whatever_goes_wrong_with_a_file_is_an_answer_field_report_50(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    """The other side waits for one: an exception in a thread of the pool left it waiting for ever."""
+
+    def broken(*_: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(verify.Follower, "check", broken)
+    _, answer = followed(folder, [SHARD])
+    assert answer["path"] == SHARD
+    assert answer["bad"]["state"] == "unreadable"
+    assert answer["bad"]["got"] == (str(fault) or type(fault).__name__)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EISDIR, errno.EACCES])
+def test_a_receipt_that_can_not_be_written_makes_no_file_bad_and_is_told_field_report_50(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(atomic, "replacing", failing)
+    report, *answers = followed(folder, [SHARD, "config.json"])
+    assert report["ok"] and report["unwritten"] == os.strerror(number)
+    assert {answer["path"]: answer["bad"] for answer in answers} == {SHARD: None, "config.json": None}
+    assert {answer["unwritten"] for answer in answers} == {os.strerror(number)}
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_in_the_place_of_the_receipts_is_told_not_waited_for(
+    folder: Path, make: Callable[[Path], None]
+) -> None:
+    make(folder / NAME)
+    report, answer = followed(folder, [SHARD])
+    assert NAME in report["unwritten"] or "directory" in report["unwritten"]
+    assert (answer["bad"], answer["unwritten"]) == (None, report["unwritten"])
+
+
+def test_long_work_gives_a_sign_of_life_also_during_the_first_survey_field_report_50(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "HEARTBEAT_S", 0.02)
+    real = hashing.digest_file
+
+    def slow(*arguments: Any, **options: Any) -> hashing.Digest:
+        time.sleep(0.2)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(hashing, "digest_file", slow)
+    told = followed(folder, [SHARD])
+    beats = ["alive" in answer for answer in told]
+    report, answer = [told.index(line) for line in told if "alive" not in line]
+    assert sum(beats[:report]) >= 3
+    assert sum(beats[report:answer]) >= 3
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+
+
+def test_an_interrupted_session_ends_its_checks_and_calls_no_file_bad(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def endless(*_: Any, stop: threading.Event | None = None, **__: Any) -> Any:
+        begun.set()
+        assert stop is not None and stop.wait(10)
+        raise KeyboardInterrupt
+
+    def asked() -> Iterator[str]:
+        monkeypatch.setattr(hashing, "digest_file", endless)
+        yield SHARD
+        assert begun.wait(10)
+        raise KeyboardInterrupt
+
+    told: list[dict[str, Any]] = []
+    with pytest.raises(KeyboardInterrupt):
+        verify.follow(LOCK, folder, asked(), told.append)
+    assert [set(line) & {"path"} for line in told] == [set()]
+
+
+def test_only_what_a_killed_copy_left_of_locked_files_is_swept_field_report_50(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {"model.safetensors": b"1", "inner/notes": b"2", ".gitattributes": b"3", ".inner.abcdef": b"4"}
+    content |= {".model.safetensors.locked": b"5"}
+    folder = fill(tmp_path / "weights", content)
+    halves = {".model.safetensors.a1B2c3", "inner/.notes.Zz9Zz9", ".gitattributes.aaaaaa"}
+    others = {
+        ".model.safetensors.a1B2c",
+        ".model.safetensors.a1-2c3",
+        "model.safetensors.a1B2c3",
+        ".other.a1B2c3",
+    }
+    others |= {"inner/.model.safetensors.a1B2c3"}
+    fill(folder, dict.fromkeys(halves | others, b"half"))
+    (folder / ".model.safetensors.ffffff").mkdir()
+    (folder / ".model.safetensors.llllll").symlink_to("model.safetensors")
+    lock = lock_of(content)
+    assert set(verify.sweep(lock, folder)) == halves
+    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert left == set(content) | others | {".model.safetensors.llllll"}
+    fill(folder, dict.fromkeys(halves, b"half"))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert verify.sweep(lock, folder) == []
+    assert verify.sweep(lock, tmp_path / "nowhere") == []
+
+
+def test_nothing_is_swept_where_a_link_leads_out_of_the_folder(tmp_path: Path) -> None:
+    outside = fill(tmp_path / "outside", {".notes.aaaaaa": b"mine"})
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/inner").symlink_to(outside)
+    assert verify.sweep(lock_of({"inner/notes": b"2"}), tmp_path / "weights") == []
+
+
+def test_a_session_that_does_not_tidy_leaves_the_files_of_running_copies(folder: Path) -> None:
+    """A session is begun again in the middle of a copy; what lies there then is being written."""
+    half = folder / f".{SHARD}.a1B2c3"
+    half.write_bytes(b"half")
+    followed(folder, [])
+    assert half.exists()
+    followed(folder, [], tidy=True)
+    assert not half.exists()

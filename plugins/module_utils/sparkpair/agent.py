@@ -49,7 +49,7 @@ _RSYNC_SHORT = re.compile(r"-[vWtpIR]*(?:e\d*\.[A-Za-z]*)?\Z")
 _RSYNC_LONG = re.compile(
     r"--(?:timeout=[0-9]{1,5}|checksum-choice=none|stats|mkpath|inplace|append|whole-file)\Z", re.ASCII
 )
-_VERIFY_FLAGS = ("--json", "--quiet", "--full", "--only-listed", "--follow")
+_VERIFY_FLAGS = ("--json", "--quiet", "--full", "--only-listed", "--follow", "--tidy")
 
 
 class Refusal(Exception):

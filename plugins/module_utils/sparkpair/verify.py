@@ -5,13 +5,15 @@ Files with a receipt cost a stat; the others are read on all cores and get a rec
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
+import re
 import shlex
 import stat as stat_bits
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,8 @@ from .staging import expected_owner
 # What can be wrong with one file.
 MISSING, WRONG_SIZE, WRONG_HASH = "missing", "wrong-size", "wrong-hash"
 NOT_PLAIN, UNREADABLE, CHANGING = "not-plain", "unreadable", "changing"
+HEARTBEAT_S = 5.0  # a session of `follow` is never silent for longer
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[A-Za-z0-9]{6}")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Report:
 
     `checked` counts the lock's files, `bytes` what was read of them now (0 when all had receipts).
     `changed`: receipts were written. `free_bytes` are left on the folder's filesystem. `bad` has the files
-    that are not right, by path.
+    that are not right, by path. `unwritten`: why new receipts could not be kept.
     """
 
     checked: int = 0
@@ -56,6 +60,7 @@ class Report:
     bad: dict[str, Bad] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     free_bytes: int = 0
+    unwritten: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -68,6 +73,7 @@ class Report:
             "checked": self.checked,
             "bytes": self.bytes,
             "free_bytes": self.free_bytes,
+            "unwritten": self.unwritten,
             "problems": [problem.as_dict() for problem in self.problems],
             "files": {path: bad.as_dict() for path, bad in sorted(self.bad.items())},
         }
@@ -101,15 +107,32 @@ def verify(
         bad = _fault_by_stat(directory / entry.path, entry, follow_links)
         if bad:
             report.bad[entry.path] = bad
-            receipts.forget(entry.path)
+            if bad.state != UNREADABLE:  # it may be as it was: a mode is mended in a moment
+                receipts.forget(entry.path)
         elif full or not receipts.holds(entry, follow=follow_links):
             unread.append(entry)
     _read(unread, directory, report, receipts, follow=follow_links, threads=threads, quiet=quiet)
-    report.changed = receipts.save() if directory.is_dir() else False
     report.problems = list(_problems(lock, directory, report.bad, lock_file))
     if not only_listed and directory.is_dir():
         report.problems += _misfits(lock, directory)
+    if directory.is_dir():
+        report.changed, report.unwritten = _kept(receipts)
     return report
+
+
+def unkept(directory: str, why: str) -> str:
+    """What to say of receipts that could not be written."""
+    return (
+        f"the receipts in {directory} can't be written ({why}): the next verification reads those files again"
+    )
+
+
+def _kept(receipts: Receipts) -> tuple[bool, str | None]:
+    """Save. Whether anything was written, and why not where it had to be: no fault of the data."""
+    try:
+        return receipts.save(), receipts.unwritten
+    except (OSError, Problem):
+        return False, receipts.unwritten
 
 
 def _fault_by_stat(path: Path, entry: LockedFile, follow: bool) -> Bad | None:
@@ -123,7 +146,13 @@ def _fault_by_stat(path: Path, entry: LockedFile, follow: bool) -> Bad | None:
         return Bad(NOT_PLAIN, "a plain file", _kind(found.st_mode))
     if found.st_size != entry.size:
         return Bad(WRONG_SIZE, entry.size, found.st_size)
+    if not _may(path, os.R_OK):  # also where a receipt spares the reading: the engine will have to
+        return Bad(UNREADABLE, entry.size, os.strerror(errno.EACCES))
     return None
+
+
+def _may(path: Path, what: int) -> bool:
+    return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _read(
@@ -176,7 +205,7 @@ class Follower:
     """Checks files of a folder one by one as they arrive, on all cores, and gives each its receipt.
 
     What was just written is on the disk, and out of the page cache, before it is vouched for (field
-    report 53).
+    report 53). `unwritten`: why the last receipt could not be kept.
     """
 
     def __init__(self, lock: Lock, directory: Path) -> None:
@@ -184,6 +213,8 @@ class Follower:
         self._directory = directory
         self._receipts = Receipts.open(directory)
         self._one = threading.Lock()
+        self._stop = threading.Event()
+        self.unwritten: str | None = None
 
     def check(self, path: str) -> Bad | None:
         """What is wrong with `path`, None when it is right. May be called from several threads."""
@@ -195,33 +226,117 @@ class Follower:
         if bad is None:
             result: hashing.Digest | Problem | OSError
             try:
-                result = hashing.digest_file(place, entry.algorithm, evict=True)
+                result = hashing.digest_file(place, entry.algorithm, evict=True, stop=self._stop)
             except (Problem, OSError) as fault:
                 result = fault
             with self._one:
                 bad = _judge(entry, result, self._receipts)
-                self._receipts.save()
+                _, self.unwritten = _kept(self._receipts)
         return bad
+
+    def stop(self) -> None:
+        """End the checks that are under way, by KeyboardInterrupt in their threads."""
+        self._stop.set()
 
 
 def follow(
-    lock: Lock, directory: Path, names: Iterable[str], answer: Callable[[dict[str, Any]], None]
+    lock: Lock,
+    directory: Path,
+    names: Iterable[str],
+    answer: Callable[[dict[str, Any]], None],
+    *,
+    tidy: bool = False,
 ) -> None:
-    """Answer with a report on the folder, then with `{"path", "bad"}` for each of `names` as they come."""
-    answer(verify(lock, directory, quiet=True).as_dict())
-    follower = Follower(lock, directory)
+    """Answer with a report on the folder, then with `{"path", "bad", "unwritten"}` for each of `names`.
+
+    Whatever goes wrong with a file is an answer too: the other side waits for one. Between them comes
+    `{"alive": N}` every `HEARTBEAT_S`, so that it can tell long work from none.
+
+    Args:
+        tidy: first remove what a killed copy left; only when no other copy into the folder runs.
+    """
     one_at_a_time = threading.Lock()
 
-    def work(path: str) -> None:
-        bad = follower.check(path)
+    def tell(told: dict[str, Any]) -> None:
         with one_at_a_time:
-            answer({"path": path, "bad": bad.as_dict() if bad else None})
+            answer(told)
 
-    # More than cores: some wait for the disk.
-    with ThreadPoolExecutor(hashing.cores() + 2, thread_name_prefix="check") as pool:
-        running = [pool.submit(work, path) for path in names]
-    for done in running:
-        done.result()
+    def work(path: str) -> None:
+        bad: Bad | None
+        try:
+            bad = follower.check(path)
+        except KeyboardInterrupt:
+            return  # it is the session that ends
+        except BaseException as fault:
+            entry = lock.by_path.get(path)
+            bad = Bad(UNREADABLE, entry.size if entry else "a file", str(fault) or type(fault).__name__)
+        tell({"path": path, "bad": bad.as_dict() if bad else None, "unwritten": follower.unwritten})
+
+    with _heartbeat(tell):
+        if tidy:
+            sweep(lock, directory)
+        tell(verify(lock, directory, quiet=True).as_dict())
+        follower = Follower(lock, directory)
+        # More than cores: some wait for the disk.
+        with ThreadPoolExecutor(hashing.cores() + 2, thread_name_prefix="check") as pool:
+            try:
+                running = [pool.submit(work, path) for path in names]
+            except BaseException:
+                follower.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        for done in running:
+            done.result()
+
+
+@contextlib.contextmanager
+def _heartbeat(tell: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    over = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+            while not over.wait(HEARTBEAT_S):
+                count += 1
+                tell({"alive": count})
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(HEARTBEAT_S)
+
+
+def sweep(lock: Lock, directory: Path) -> list[str]:
+    """Remove the temporary files that killed copies left beside the lock's files. Returns their paths.
+
+    rsync writes a file that replaces another one as `.NAME.` and six letters or digits. Only plain files
+    of our own go, and only in folders that no link leads to.
+    """
+    gone = []
+    locked = {entry.path for entry in lock.files}
+    for inner in sorted({Path(path).parent for path in locked}):
+        folder = directory / inner
+        # A leading dot of NAME is not doubled.
+        names = {Path(path).name.removeprefix(".") for path in locked if Path(path).parent == inner}
+        try:
+            if folder.resolve() != directory.resolve() / inner:
+                continue
+            for found in list(os.scandir(folder)):
+                match = _TEMPORARY.fullmatch(found.name)
+                path = (inner / found.name).as_posix()
+                if not match or match["name"] not in names or path in locked:
+                    continue
+                if not found.is_file(follow_symlinks=False):
+                    continue
+                if found.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    Path(found.path).unlink()
+                    gone.append(path)
+        except OSError:  # not there yet, or not ours: the survey says what is the matter
+            continue
+    return gone
 
 
 def _problems(lock: Lock, directory: Path, bad: dict[str, Bad], lock_file: Path | None) -> Iterator[Problem]:
@@ -255,12 +370,6 @@ def _problems(lock: Lock, directory: Path, bad: dict[str, Bad], lock_file: Path 
             "files that nothing writes to",
             "let the fetch or copy end, then verify again",
         ),
-        (
-            UNREADABLE,
-            "not readable",
-            f"files that {_name(os.geteuid())} may read",
-            _repair(directory, expected_owner(directory)),
-        ),
     ):
         names = sorted(path for path, fault in bad.items() if fault.state == state)
         if names:
@@ -270,16 +379,65 @@ def _problems(lock: Lock, directory: Path, bad: dict[str, Bad], lock_file: Path 
                 do=do,
                 code=state,
             )
+    yield from _unreadable(lock, directory, bad)
+
+
+def _unreadable(lock: Lock, directory: Path, bad: dict[str, Bad]) -> Iterator[Problem]:
+    """Files that may not be read, and files that can't be: a mode or an owner, or else the disk."""
+    refused = os.strerror(errno.EACCES)
+    whys = sorted({str(fault.got) for fault in bad.values() if fault.state == UNREADABLE})
+    for why in whys:
+        names = sorted(
+            path for path, fault in bad.items() if fault.state == UNREADABLE and str(fault.got) == why
+        )
+        what = "not readable" if why == refused else f"not readable ({why})"
+        yield Problem(
+            found=f"{len(names)} of {counted(len(lock.files), 'file')} in {directory} {what}: {listed(names)}",
+            needed=f"files that {_name(os.geteuid())} may read"
+            if why == refused
+            else "a disk that gives them back",
+            do=_opened(directory, names)
+            if why == refused
+            else "look for errors of the disk (journalctl -k -b), then verify again",
+            code=UNREADABLE,
+        )
+
+
+def _opened(directory: Path, names: Sequence[str]) -> str:
+    """The command that makes `names` readable: by mode where the owner is right, else by owner, or by both."""
+    owner = expected_owner(directory)
+    wanted = os.geteuid() if owner is None else owner
+    foreign = closed = False
+    for name in names:
+        # From the top: below a folder that may not be entered nothing can be seen.
+        above = [directory / part for part in reversed(Path(name).parents)]
+        for path in (*above, directory / name):
+            try:
+                found = path.stat()
+            except OSError:
+                break
+            folder = stat_bits.S_ISDIR(found.st_mode)
+            needed = 0o500 if folder else 0o400
+            if not _may(path, os.R_OK | os.X_OK if folder else os.R_OK):
+                foreign |= found.st_uid != wanted
+                closed |= found.st_mode & needed != needed
+    if not foreign and not closed:
+        return f"see which part of the path refuses it: namei -l {directory / names[0]}"
+    mode = f"sudo chmod -R u+rX,go+rX {directory}"
+    if not foreign:
+        return mode
+    return f"{_repair(directory, owner)} && {mode}" if closed else _repair(directory, owner)
 
 
 def _misfits(lock: Lock, directory: Path) -> Iterator[Problem]:
     """What is in the folder and should not be: stray shards, links and special files, others' files."""
     named = {entry.path for entry in lock.files}
     strays, links, foreign = [], [], []
+    hidden_away: list[str] = []
     owner = expected_owner(directory)
     if directory.stat().st_uid != owner:
         foreign.append(".")
-    for name, found in walk(directory):
+    for name, found in walk(directory, hidden_away):
         hidden = any(part.startswith(".") for part in name.split("/")[:-1])
         if found.st_uid != owner:
             foreign.append(name)
@@ -302,6 +460,13 @@ def _misfits(lock: Lock, directory: Path) -> Iterator[Problem]:
             do=f"remove them: rm {directory / links[0].rpartition(' (')[0]}",
             code=NOT_PLAIN,
         )
+    if hidden_away:
+        yield Problem(
+            found=f"{counted(len(hidden_away), 'path')} in {directory} can't be looked at: {listed(hidden_away)}",
+            needed=f"folders that {_name(os.geteuid())} may look into",
+            do=_opened(directory, [name.rpartition(" (")[0] for name in hidden_away]),
+            code=UNREADABLE,
+        )
     if foreign and owner is not None:
         yield Problem(
             found=f"{counted(len(foreign), 'path')} in {directory} of another user: {listed(foreign)}",
@@ -311,15 +476,25 @@ def _misfits(lock: Lock, directory: Path) -> Iterator[Problem]:
         )
 
 
-def walk(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every path below `directory`, relative, with its own stat (a link's, not its target's), sorted."""
-    for folder, folders, names in os.walk(directory):
+def walk(directory: Path, unseen: list[str] | None = None) -> Iterator[tuple[str, os.stat_result]]:
+    """Every path below `directory`, relative, with its own stat (a link's, not its target's), sorted.
+
+    `unseen` gets those that the kernel didn't let us look at, with its words.
+    """
+
+    def refused(error: OSError) -> None:
+        if unseen is not None and error.errno != errno.ENOENT:  # a temporary file of another process
+            name = os.path.relpath(error.filename or directory, directory)
+            unseen.append(f"{name} ({error.strerror})")
+
+    for folder, folders, names in os.walk(directory, onerror=refused):
         folders.sort()
         for name in sorted(folders + names):
             path = Path(folder) / name
             try:
                 found = path.lstat()
-            except FileNotFoundError:  # a temporary file of another process
+            except OSError as error:
+                refused(error)
                 continue
             yield path.relative_to(directory).as_posix(), found
 

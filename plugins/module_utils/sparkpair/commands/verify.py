@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from .. import locks, verify
 from ..console import counted, size
 from ..problem import Problem
+
+_STDIN = "on stdin"
 
 
 def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,6 +39,9 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="for sparkpair replicate: the lock is stdin's first line, each further line a path (a JSON string)"
         " to check, each answered by a line",
     )
+    parser.add_argument(
+        "--tidy", action="store_true", help="with --follow: first remove what a killed copy left half"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -43,10 +49,12 @@ def add_to(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 if all is as the lock says, else 1."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stdin = sys.stdin.buffer
     if args.follow:
-        verify.follow(_parsed(sys.stdin.readline()), args.dir, map(_path, sys.stdin), _answer)
+        verify.follow(_parsed(stdin.readline()), args.dir, map(_path, stdin), _answer, tidy=args.tidy)
         return 0
-    lock = _parsed(sys.stdin.read()) if args.lock == "-" else locks.load(Path(args.lock))
+    lock = _parsed(stdin.read()) if args.lock == "-" else locks.load(Path(args.lock))
     report = verify.verify(
         lock,
         args.dir,
@@ -63,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{args.dir}: {counted(report.checked, 'file')}, {size(lock.total_bytes)}, as the lock says ({read})"
         )
+    if report.unwritten and not args.json:
+        print(f"note: {verify.unkept(str(args.dir), report.unwritten)}", file=sys.stderr)
     if not report.ok and not args.json:
         for problem in report.problems:
             print(f"problem ({problem.code})\n{problem}\n", file=sys.stderr)
@@ -73,17 +83,27 @@ def _answer(told: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
 
 
-def _path(line: str) -> str:
-    return str(json.loads(line))
-
-
-def _parsed(text: str) -> locks.Lock:
+def _path(line: bytes) -> str:
     try:
-        return locks.parse(json.loads(text), "stdin")
-    except (ValueError, RecursionError) as error:
+        return str(json.loads(line))
+    except ValueError:
         raise Problem(
-            found=f"what stdin gave is no lock: {error}",
-            needed="a lock as JSON",
-            do="sparkpair verify --lock - --dir DIR < LOCK",
-            code="lock-bad",
+            found=f"the line {line[:100]!r} on stdin",
+            needed="a path as a JSON string",
+            do="leave --follow to sparkpair replicate",
+            code="question-bad",
         ) from None
+
+
+def _parsed(text: bytes) -> locks.Lock:
+    """The lock that stdin gave, read as strictly as a lock file."""
+    try:
+        return locks.parse(locks._decode(text.decode(), _STDIN), _STDIN)
+    except UnicodeDecodeError as error:
+        raise _no_lock(f"lock {_STDIN}: it is not UTF-8 text (byte {error.start})", "JSON in UTF-8") from None
+    except Problem as problem:
+        raise _no_lock(problem.found, problem.needed) from None
+
+
+def _no_lock(found: str, needed: str) -> Problem:
+    return Problem(found, needed, do="sparkpair verify --lock - --dir DIR < LOCK", code="lock-bad")
