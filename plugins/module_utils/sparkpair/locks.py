@@ -283,7 +283,7 @@ def _bad(source: str, found: str, needed: str) -> Problem:
     return Problem(
         found=f"lock {source}: {found}",
         needed=needed,
-        do="restore the file from version control, or write it again with sparkpair lock",
+        do="restore the file from version control, or write it again with sparkpair lock ... --refresh",
         code="lock-bad",
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from . import atomic, hub, locks
 from .console import size
 from .locks import Lock
+from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,31 @@ def pin(
     """The lock at `path`; where it is missing, or `refresh` is said, as the Hub has it now.
 
     An existing lock is trusted without asking the Hub, unless `look` (compare and say) or `refresh`
-    (compare and write). Raises Problem for a bad lock file or as `hub.resolve` does.
+    (compare and write). Raises Problem as `hub.resolve` does, and for a bad lock file unless `refresh`
+    replaces it.
     """
-    old = locks.load(path) if path.exists() else None
-    before = path.read_text(encoding="utf-8") if old else ""
+    old, fault = _old(path, refresh=refresh)
+    before = path.read_text(encoding="utf-8", errors="replace") if old or fault else ""
     if old and not (refresh or look):
         return Pinned(path, old, (), False, before, before)
     new = hub.resolve(repo, revision, include=include, token=token, endpoint=endpoint)
-    lines = tuple(locks.describe_difference(old, new))
+    unread = [f"unread   the old lock, so what differs is unknown ({fault.found})"] if fault else []
+    lines = (*unread, *locks.describe_difference(old, new))
     if old and not (refresh and lines):
         return Pinned(path, old, lines, False, before, before)
     return _written(path, new, lines, before, dry_run=dry_run)
+
+
+def _old(path: Path, *, refresh: bool) -> tuple[Lock | None, Problem | None]:
+    """The lock that stands at `path`, or why a refresh can't compare with it."""
+    if not path.exists():
+        return None, None
+    try:
+        return locks.load(path), None
+    except Problem as problem:
+        if not refresh:
+            raise
+        return None, problem
 
 
 def place(path: Path, lock: Lock, *, dry_run: bool = False) -> Pinned:
