@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from sparkpair import hub as client
@@ -204,6 +208,16 @@ def test_the_token_comes_from_the_units_credential_first_then_from_the_environme
         "https://hub?x=1",
         "https://hub#x",
         "file:///etc",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1:port",
+        "http://[::1",
+        "http://..",
+        "http://hub..example",
+        "http://" + "x" * 64,
+        "http://hub example",
+        "https://user:secret@[::1",
+        "https://secret@hub",
     ],
 )
 def test_an_address_that_is_none_of_a_hub_is_refused(address: str) -> None:
@@ -238,7 +252,278 @@ def test_the_time_to_wait_is_read_as_seconds_or_a_date_and_capped(said: str, wai
     assert client.retry_after({"Retry-After": said}, now=1794564000.0) == wait
 
 
+def test_one_site_is_one_host_and_its_effective_port_however_it_is_written() -> None:
+    same = [
+        ("https://hub", "https://HUB:443/path?x=1"),
+        ("http://hub:80", "http://hub"),
+        ("http://hub", "https://hub"),
+        ("https://[::1]:7080/a", "http://[::1]:7080"),
+    ]
+    other = [
+        ("https://hub", "https://hub:8443"),
+        ("https://hub", "https://hub.example"),
+        ("http://hub:443", "http://hub"),
+        ("https://hub", "ftp://hub"),
+        ("https://hub", "/relative"),
+        ("/relative", "/relative"),
+        ("https://hub:port", "https://hub:port"),
+        ("http://[::1", "http://[::1"),
+    ]
+    for one, two in same:
+        assert client.same_site(one, two), (one, two)
+        assert client.same_site(two, one), (two, one)
+    for one, two in other:
+        assert not client.same_site(one, two), (one, two)
+        assert not client.same_site(two, one), (two, one)
+
+
+# What stands around the Hub: proxies, certificates, settings
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"HTTPS_PROXY": "socks5://proxy:1080"}, "HTTPS_PROXY"),
+        ({"all_proxy": "SOCKS5H://proxy:1080"}, "all_proxy"),
+        ({"http_proxy": "ftp://proxy:21"}, "http_proxy"),
+        ({"HTTPS_PROXY": "http://proxy:99999"}, "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "proxy:port"}, "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "http://"}, "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "http://[::1"}, "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "http://user:secret@proxy:99999"}, "HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "socks5://user:secret@proxy:1080"}, "HTTPS_PROXY"),
+        ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "/nowhere/ca.pem"),
+        ({"SSL_CERT_FILE": "/"}, "SSL_CERT_FILE"),
+        ({"SSL_CERT_FILE": __file__}, "SSL_CERT_FILE"),
+    ],
+)
+def test_a_variable_that_no_client_can_use_is_named(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(Problem) as caught:
+        client.require_network(environ)
+    assert caught.value.code in ("proxy", "certificates")
+    assert named in caught.value.found
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"HTTPS_PROXY": "http://proxy.example:3128/", "HTTP_PROXY": "proxy_1:3128", "ALL_PROXY": ""},
+        {"HTTPS_PROXY": "http://user:p%40ss@10.0.0.1:3128", "no_proxy": "localhost, 10.0.0.0/8"},
+        {"HTTPS_PROXY": "http://[fd00::1]:3128"},
+        {"HTTPS_PROXY": "socks5://proxy:1080", "https_proxy": "http://proxy:3128"},
+        {"ALL_PROXY": "socks5://proxy:1080", "NO_PROXY": "localhost, *"},
+        {"REQUESTS_CA_BUNDLE": "/nowhere", "SSL_CERT_DIR": "/nowhere"},  # not read, or passed over
+    ],
+)
+def test_a_variable_that_the_clients_can_use_is_let_through(environ: dict[str, str]) -> None:
+    client.require_network(environ)
+
+
+@pytest.mark.parametrize("certificates", [True, False])
+def test_a_bad_variable_stops_the_access_check_and_the_library(
+    monkeypatch: pytest.MonkeyPatch, certificates: bool
+) -> None:
+    monkeypatch.setenv(*("SSL_CERT_FILE", "/nowhere") if certificates else ("ALL_PROXY", "socks4://proxy:1"))
+    code = "certificates" if certificates else "proxy"
+    for ask in (lambda: client.check_access(REPO, FIRST, "config.json"), client.library):
+        with pytest.raises(Problem) as caught:
+            ask()
+        assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "code"),
+    [
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc", "hub-settings"),
+        ("HF_HUB_ETAG_TIMEOUT", "x", "hub-settings"),
+        ("HF_ENDPOINT", "http://127.0.0.1:99999", "hub-endpoint"),
+        ("HF_ENDPOINT", "http://[::1", "hub-endpoint"),
+        ("HF_ENDPOINT", "http://..", "hub-endpoint"),
+        ("HTTPS_PROXY", "socks5://127.0.0.1:1", "proxy"),
+        ("SSL_CERT_FILE", "/nowhere/ca.pem", "certificates"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_one_object_that_names_it(
+    hub: Hub, tmp_path: Path, variable: str, value: str, code: str
+) -> None:
+    """huggingface_hub printed to stdout on import."""
+    environ = {**os.environ, "HF_ENDPOINT": hub.url, variable: value}
+    words = [sys.executable, "-c", COMMAND, "lock", REPO, "--out", str(tmp_path / "x.json"), "--json"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    problem = json.loads(done.stdout)["problems"][0]
+    assert problem["code"] == code
+    assert variable in problem["found"] + problem["do"]
+    assert value in problem["found"]
+
+
+def test_a_broken_default_address_is_named_also_where_another_was_said(hub: Hub, tmp_path: Path) -> None:
+    environ = {**os.environ, "HF_ENDPOINT": "http://[::1"}
+    words = [sys.executable, "-c", COMMAND, "lock", REPO, "--endpoint", hub.url, "--json"]
+    words += ["--out", str(tmp_path / "x.json")]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    problem = json.loads(done.stdout)["problems"][0]
+    assert problem["code"] == "hub-settings"
+    assert "HF_ENDPOINT" in problem["found"]
+
+
+# Somebody else answers
+
+
+class _Stranger(http.server.BaseHTTPRequestHandler):
+    """One answer to every request: status, headers, body."""
+
+    answer: ClassVar[tuple[int, dict[str, str], bytes]]
+
+    def do_GET(self) -> None:
+        status, headers, body = self.answer
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def stranger(status: int, headers: dict[str, str], body: bytes = b"") -> Iterator[str]:
+    """The address of a server that is no Hub."""
+    handler = type("Handler", (_Stranger,), {"answer": (status, headers, body)})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+COMMIT_JSON = json.dumps({"id": REPO, "sha": FIRST, "siblings": [], "tags": [], "private": False})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html><title>Log in</title></html>",
+        COMMIT_JSON[:20].encode(),
+        b"",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"sha": "main"}',
+        b'{"id": "acme/model"}',
+        b'{"id": "acme/model", "sha": 7, "createdAt": "soon"}',
+        COMMIT_JSON.encode(),  # and the same for the list of files
+        b"[" * 100_000,
+    ],
+)
+def test_an_answer_that_is_no_hubs_is_told_with_the_address(body: bytes) -> None:
+    with stranger(200, {"Content-Type": "text/html"}, body) as address, pytest.raises(Problem) as caught:
+        client.resolve(REPO, "main", endpoint=address)
+    assert caught.value.code == "hub-answer"
+    assert address in caught.value.found
+    assert "captive portal" in caught.value.needed
+
+
+@pytest.mark.parametrize("location", ["/loop", "http://[::1", "http://host:port/", "http://..", ""])
+@pytest.mark.parametrize("status", [302, 307, 308])
+def test_a_redirect_that_leads_nowhere_is_told_with_the_address(location: str, status: int) -> None:
+    with stranger(status, {"Location": location} if location else {}) as address:
+        for ask in (
+            lambda: client.check_access(REPO, FIRST, "config.json", endpoint=address),
+            lambda: client.resolve(REPO, "main", endpoint=address),
+        ):
+            with pytest.raises(Problem) as caught:
+                ask()
+            assert caught.value.code in ("hub-answer", "hub-unreachable")
+            assert address in caught.value.found
+
+
+def test_a_renamed_repository_is_followed_within_the_site_and_the_token_stays_there(hub: Hub) -> None:
+    with stranger(307, {"Location": f"{hub.url}/{REPO}/resolve/{FIRST}/config.json"}) as address:
+        found = client.check_access("acme/old", FIRST, "config.json", token=READER_TOKEN, endpoint=address)
+    assert found["status"] == 307  # another port is another site: not followed
+    assert hub.requests() == []
+
+
+def test_a_size_that_is_no_number_is_no_fault_of_ours() -> None:
+    with stranger(200, {"X-Linked-Size": "many"}) as address:
+        assert client.check_access(REPO, FIRST, "config.json", endpoint=address)["size"] is None
+        with pytest.raises(Problem) as caught:
+            client.check_access(
+                REPO,
+                FIRST,
+                "x",
+                endpoint=address,
+                expected=LockedFile("x", 1, git_blob_sha1="a" * 40),
+            )
+    assert caught.value.code == "hub-differs"
+
+
 # Revisions
+
+
+@pytest.mark.parametrize(("mode", "wait"), [("429", 1), ("503", 7)])
+def test_a_busy_hub_is_asked_again_for_the_list_too(
+    hub: Hub, mode: str, wait: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field report 41."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    hub.mode(mode, times=2, retry_after=wait)
+    assert client.resolve(REPO, "main", endpoint=hub.url).revision == FIRST
+    assert [request["status"] for request in hub.requests()][:3] == [int(mode), int(mode), 200]
+    assert waited == [wait, wait]
+
+
+def test_a_hub_that_stays_busy_ends_the_list_in_words_too(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    hub.mode("429", retry_after=9999)
+    with pytest.raises(Problem) as caught:
+        client.resolve(REPO, "main", endpoint=hub.url)
+    assert caught.value.code == "rate-limited"
+    assert waited == [client.LONGEST_WAIT_S] * 3
+
+
+def test_a_busy_hub_that_names_no_time_is_asked_again_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    with stranger(503, {}) as address:
+        monkeypatch.setattr(time, "sleep", waited.append)
+        with pytest.raises(Problem) as caught:
+            client.resolve(REPO, "main", endpoint=address)
+    assert caught.value.code == "hub-busy"
+    assert waited == [1.0, 2.0, 3.0]
+
+
+def test_an_empty_repository_is_told_for_what_it_is(tmp_path: Path) -> None:
+    make_repo(tmp_path / "hub", REPO, {}, revision=FIRST)
+    with Hub(tmp_path / "hub") as running, pytest.raises(Problem) as caught:
+        client.resolve(REPO, "main", endpoint=running.url)
+    assert caught.value.code == "repo-empty"
+    assert "version control" not in caught.value.do
+
+
+def test_a_file_that_no_lock_may_hold_is_told_for_what_it_is_unless_left_out(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", ".sparkpair/odd": b"x"}
+    make_repo(tmp_path / "hub", REPO, files, revision=FIRST)
+    with Hub(tmp_path / "hub") as running:
+        with pytest.raises(Problem) as caught:
+            client.resolve(REPO, "main", endpoint=running.url)
+        assert caught.value.code == "hub-listing"
+        assert ".sparkpair/odd" in caught.value.found
+        assert "--include" in caught.value.do
+        assert "version control" not in caught.value.do
+        lock = client.resolve(REPO, "main", include=["*.json"], endpoint=running.url)
+        assert [entry.path for entry in lock.files] == ["config.json"]
+        with pytest.raises(Problem) as caught:
+            client.resolve(REPO, "main", include=["*.bin"], endpoint=running.url)
+        assert caught.value.code == "lock-empty"
 
 
 def test_a_branch_a_full_and_an_abbreviated_commit_mean_the_same_lock(hub: Hub) -> None:
@@ -331,9 +616,27 @@ def test_a_lock_edited_by_hand_stops_before_any_request(hub: Hub, tmp_path: Path
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"repo": REPO, "revision": FIRST, "files": [{"path": "../x", "size": 1}]}))
     with pytest.raises(Problem) as caught:
-        pinning.pin(path, REPO, "main", refresh=True, endpoint=hub.url)
+        pinning.pin(path, REPO, "main", look=True, endpoint=hub.url)
     assert caught.value.code == "lock-bad"
+    assert "--refresh" in caught.value.do
     assert hub.requests() == []
+
+
+@pytest.mark.parametrize("text", [b"", b'{"repo": "acme', b"\xff\xfe", b'{"repo": "acme/model"}'])
+def test_a_refresh_replaces_a_damaged_lock_as_its_message_advises(
+    hub: Hub, tmp_path: Path, text: bytes
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
+    foreseen = pinning.pin(path, REPO, "main", refresh=True, dry_run=True, endpoint=hub.url)
+    assert foreseen.changed
+    assert path.read_bytes() == text
+    pinned = pinning.pin(path, REPO, "main", refresh=True, endpoint=hub.url)
+    assert pinned.changed
+    assert pinned.lines[0].startswith("unread   the old lock")
+    assert str(path) in pinned.lines[0]
+    assert locks.load(path) == pinned.lock
+    assert not pinning.pin(path, REPO, "main", refresh=True, endpoint=hub.url).changed
 
 
 def test_the_command_locks_what_it_is_told_and_gives_one_json_object(hub: Hub, tmp_path: Path) -> None:
