@@ -444,10 +444,34 @@ def test_a_redirect_that_leads_nowhere_is_told_with_the_address(location: str, s
             assert address in caught.value.found
 
 
-def test_a_renamed_repository_is_followed_within_the_site_and_the_token_stays_there(hub: Hub) -> None:
-    with stranger(307, {"Location": f"{hub.url}/{REPO}/resolve/{FIRST}/config.json"}) as address:
+class _Renamed(_Stranger):
+    """acme/old is acme/model now; what arrives at the new name is written down."""
+
+    arrived: ClassVar[list[tuple[str, str, str | None]]]
+
+    def do_HEAD(self) -> None:
+        renamed = self.path.replace("/acme/old/", f"/{REPO}/")
+        type(self).answer = (307, {"Location": renamed}, b"") if renamed != self.path else (200, {}, b"{}")
+        if renamed == self.path:
+            self.arrived.append((self.command, self.path, self.headers["Authorization"]))
+        self.do_GET()
+
+
+def test_a_renamed_repository_is_followed_within_the_site() -> None:
+    _Renamed.arrived = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Renamed) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
         found = client.check_access("acme/old", FIRST, "config.json", token=READER_TOKEN, endpoint=address)
-    assert found["status"] == 307  # another port is another site: not followed
+        server.shutdown()
+    assert (found["status"], found["size"]) == (200, 2)
+    assert _Renamed.arrived == [("HEAD", f"/{REPO}/resolve/{FIRST}/config.json", f"Bearer {READER_TOKEN}")]
+
+
+def test_a_redirect_to_another_site_is_the_answer_and_the_token_stays_here(hub: Hub) -> None:
+    with stranger(307, {"Location": f"{hub.url}/{REPO}/resolve/{FIRST}/config.json"}) as address:
+        found = client.check_access(REPO, FIRST, "config.json", token=READER_TOKEN, endpoint=address)
+    assert found["status"] == 307
     assert hub.requests() == []
 
 
