@@ -79,6 +79,20 @@ class FolderPeer:
                 raise Stalled("no byte moved", len(data) // 2)
             if fault == "full":
                 raise Problem("the disk is full", "room", "free some", code="disk-full")
+            if fault == "vanish":
+                (source / entry.path).unlink()
+                raise Problem("rsync ended with 23", "a copy that ends well", "look", code="copy-failed")
+            if fault == "shrink":
+                (source / entry.path).write_bytes(data[:1])
+                raise Stalled("rsync ended with 12", 1)
+            if fault == "refused":
+                raise Problem("rsync ended with 23", "a copy that ends well", "look", code="copy-failed")
+            if fault == "rewrite":
+                data = b"\7" * len(data)
+                (source / entry.path).write_bytes(data)
+            if fault == "rot":
+                data = data[:-1] + b"\7"
+                (source / entry.path).write_bytes(data)
             if fault == "flip":
                 data = data[:-1] + bytes([data[-1] ^ 1])
             time.sleep(self.delay_s)
@@ -192,6 +206,51 @@ def test_a_file_that_arrives_flipped_twice_stops_the_copy_and_is_named(
     assert problem.host == "spark-b"
 
 
+@pytest.mark.parametrize(
+    ("fault", "state", "tries"),
+    [("rewrite", "wrong-hash", 1), ("vanish", "missing", 1), ("shrink", "wrong-size", 4)],
+)
+def test_a_source_that_changed_after_its_verification_is_not_blamed_on_the_worker(
+    source: Path, there: FolderPeer, fault: str, state: str, tries: int
+) -> None:
+    shard, lock_file = "model-00003.safetensors", source.parent / "the lock.json"
+    there.faults[shard] = [fault] * 9
+    with pytest.raises(Problem) as caught:
+        replicate.replicate(LOCK, source, there, streams=1, quiet=True, lock_file=lock_file)
+    problem = caught.value
+    assert problem.code == "source-changed"
+    assert f"{source / shard} changed here" in problem.found
+    assert state in problem.found
+    assert problem.host is None
+    assert f"sparkpair verify --lock '{lock_file}' --dir {source} --full" in problem.do
+    assert [path for path, _ in there.sent].count(shard) == tries
+
+
+def test_a_source_whose_stat_tells_nothing_is_read_before_the_worker_is_blamed(
+    source: Path, there: FolderPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = "model-00003.safetensors"
+    there.faults[shard] = ["rot", "rot"]
+    monkeypatch.setattr(replicate._Source, "_stamp", lambda *_: (1,))
+    problem = refused(source, there)
+    assert (problem.code, problem.host) == ("source-changed", None)
+
+
+def test_a_copy_that_fails_from_a_whole_source_keeps_its_words(source: Path, there: FolderPeer) -> None:
+    there.faults["model-00003.safetensors"] = ["refused"]
+    assert refused(source, there).code == "copy-failed"
+
+
+def test_a_touched_source_with_the_right_bytes_is_not_blamed(
+    source: Path, there: FolderPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = iter(range(10**6))
+    monkeypatch.setattr(replicate._Source, "_stamp", lambda *_: (next(stamps),))
+    there.faults["model-00003.safetensors"] = ["flip"]
+    assert copy(source, there).retries == 1
+    assert_whole(there)
+
+
 def test_a_stalled_flow_is_resumed_where_it_stopped(source: Path, there: FolderPeer) -> None:
     there.faults["model-00003.safetensors"] = ["stall", "stall"]
     result = copy(source, there)
@@ -291,6 +350,17 @@ def test_rsync_copies_whole_plain_files_without_delta_or_compression_field_repor
     assert "--inplace" not in again  # what another folder links to must not change with it
 
 
+@pytest.mark.parametrize("name", ["w:1", "-w", "w w"])
+def test_rsync_gets_the_source_from_the_root_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`w:1` is another host to rsync and `-w` an option."""
+    monkeypatch.chdir(tmp_path)
+    connection = Connection("10.20.0.2", Login("sparkpair"), tmp_path, "c0", None)
+    words = sshpeer.rsync_words(Path(name), connection, "/var/lib/x", Way.FRESH, 60)
+    assert words[-2] == f"{tmp_path}/{name}/"
+
+
 def test_an_ipv6_address_gets_its_brackets_back_for_rsync(tmp_path: Path) -> None:
     connection = Connection("fe80::2%eth1", Login("sparkpair"), tmp_path, "c0", None)
     assert connection.rsync_host == "sparkpair@[fe80::2%eth1]"
@@ -302,15 +372,60 @@ def test_bytes_on_the_wire_come_from_rsyncs_own_count() -> None:
     assert sshpeer.wire_bytes("") == 0
 
 
-def test_two_copies_of_a_folder_to_one_target_are_refused(tmp_path: Path) -> None:
-    with replicate.single_flight(tmp_path, "a@b:/c"):
-        with pytest.raises(Problem) as caught, replicate.single_flight(tmp_path, "a@b:/c"):
+@pytest.mark.parametrize(
+    ("addresses", "folder"),
+    [
+        (["10.20.0.2"], "/c/p6"),
+        (["10.20.0.2"], "/c/p6/"),
+        (["10.20.0.2"], "//c/./p6//"),
+        (["10.21.0.2", "10.20.0.2"], "/c/p6"),  # the other rail of the same peer
+    ],
+)
+def test_two_copies_into_one_folder_are_refused_however_it_is_written(
+    addresses: list[str], folder: str
+) -> None:
+    with replicate.single_flight(["10.20.0.2", "10.21.0.2"], "/c/p6"):
+        with pytest.raises(Problem) as caught, replicate.single_flight(addresses, folder):
             pytest.fail("two at once")
         assert caught.value.code == "already-running"
-        with replicate.single_flight(tmp_path, "a@other:/c"):
-            pass
-    with replicate.single_flight(tmp_path, "a@b:/c"):
+        for others in (["10.20.0.3"], "/c/p6"), (["10.20.0.2"], "/c/p"):
+            with replicate.single_flight(*others):
+                pass
+    with replicate.single_flight(addresses, folder):
         pass
+
+
+def test_names_and_ipv6_addresses_count_in_any_spelling() -> None:
+    for one, other in ("Spark-B", "spark-b"), ("FE80:0::2%eth1", "fe80::2%eth1"):
+        with (
+            replicate.single_flight([one], "/c"),
+            pytest.raises(Problem),
+            replicate.single_flight([other], "/c"),
+        ):
+            pytest.fail("two at once")
+
+
+def test_the_command_takes_the_flight_without_source_user_or_spelling(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "lock.json"
+    lock.write_text(locks.dump(LOCK))
+    monkeypatch.setattr(peer, "known_pair", lambda: None)
+    monkeypatch.setattr(peer, "route_to", lambda _: peer.Route("192.0.2.12", "lo", "192.0.2.12"))
+    monkeypatch.setattr(Connection, "open", lambda _: pytest.fail("logged in"))
+    words = [
+        "replicate",
+        "--lock",
+        str(lock),
+        "--dir",
+        str(source),
+        "--to",
+        "ada@spark-b://x/./p6/",
+        "--json",
+    ]
+    with replicate.single_flight(["192.0.2.12"], "/x/p6"):
+        assert cli.main(words) == 1
+    assert '"already-running"' in capsys.readouterr().out
 
 
 def test_the_command_refuses_the_lan_before_it_logs_in(
@@ -351,6 +466,7 @@ def test_a_wrong_option_is_a_usage_error(wrong: list[str], capsys: pytest.Captur
     [
         ("bo@h:relative", [], "target-bad"),
         ("bo@h:/x y", [], "target-bad"),
+        ("bo@h:/x/../y", [], "target-bad"),
         ("bo@h:/x", ["--identity", "/no/key"], "identity-missing"),
         ("bo@h:/x", ["--known-hosts", "/no/file"], "known-hosts-missing"),
     ],

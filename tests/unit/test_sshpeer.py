@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import signal
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from sparkpair import sshpeer
+from sparkpair import sshpeer, verify
 from sparkpair.locks import Lock, LockedFile
 from sparkpair.peer import Connection, Login
 from sparkpair.problem import Problem
@@ -89,6 +91,176 @@ def test_waiting_for_an_answer_ends_when_the_copy_does(there: SshPeer) -> None:
     stop.set()
     with pytest.raises(Problem):
         there.check(ENTRY, stop)
+
+
+LINE = "echo 'Welcome to spark-b {{no json}}'"
+
+
+@pytest.mark.parametrize("noise", [LINE, f"{LINE}; echo; echo 5; echo '[]'", "seq 20"])
+def test_lines_that_the_peers_shell_prints_first_are_passed_over_field_report_51(
+    there: SshPeer, tmp_path: Path, noise: str
+) -> None:
+    Here.script = noise + "; {}"
+    (tmp_path / "there" / ENTRY.path).write_bytes(DATA)
+    assert there.survey(LOCK)["files"] == {}
+    assert there.check(ENTRY, threading.Event()) is None
+
+
+def test_a_shell_that_prints_on_and_on_is_named_and_not_waited_for(there: SshPeer) -> None:
+    Here.script = "seq 21; {}"
+    problem = refused(there)
+    assert problem.code == "peer-shell-prints"
+    assert "the peer's shell prints text" in problem.found
+    assert ".bashrc" in problem.do
+
+
+def test_rsyncs_word_for_such_a_shell_gets_the_line_that_it_printed(there: SshPeer) -> None:
+    Here.script = LINE + "; {}"
+    there.survey(LOCK)
+    fault = there._failure(2, "protocol version mismatch -- is your shell clean?\n", 0)
+    assert isinstance(fault, Problem)
+    assert fault.code == "peer-shell-prints"
+    assert "Welcome to spark-b" in fault.found
+
+
+def test_what_a_refusing_shell_says_on_stdout_is_told(there: SshPeer) -> None:
+    Here.script = "echo 'This account is not available'; exit 1; {}"
+    problem = refused(there)
+    assert problem.code == "peer-no-answer"
+    assert "This account is not available" in problem.found
+
+
+@pytest.mark.parametrize("end", ["", "exec cat >/dev/null", "exit 1"])
+@pytest.mark.parametrize(
+    "report",
+    [
+        "{}",
+        '{"files": []}',
+        '{"ok": false}',
+        '{"ok": false, "problems": []}',
+        '{"ok": false, "problems": [{}]}',
+        '{"ok": false, "problems": {}}',
+        '{"ok": false, "problems": [{"found": 1, "needed": "n", "do": "d", "code": "c"}]}',
+        '{"files": {"a": {}}, "problems": []}',
+        '{"files": {"a": {"state": 1, "expected": 1, "got": 1}}, "problems": []}',
+        '{"files": {}}',
+        '{"files": {}, "problems": [5]}',
+    ],
+)
+def test_a_report_that_can_not_be_understood_is_a_problem_and_no_wait(
+    there: SshPeer, report: str, end: str
+) -> None:
+    text = report.replace("{", "{{").replace("}", "}}")
+    Here.script = f"echo '{text}'; {end}; : {{}}" if end else f"echo '{text}'; : {{}}"
+    problem = refused(there)
+    assert problem.code == "peer-no-answer"
+    assert "understood" in problem.found
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{}",
+        "[]",
+        "no json",
+        '{"path": 1, "bad": null}',
+        '{"path": "x"}',
+        '{"path": "x", "bad": {}}',
+        '{"bad": null}',
+    ],
+)
+def test_an_answer_that_can_not_be_understood_is_a_problem_and_no_wait(there: SshPeer, answer: str) -> None:
+    text = answer.replace("{", "{{").replace("}", "}}")
+    Here.script = (
+        'echo \'{{"files": {{}}, "problems": []}}\'; read -r lock; '
+        f"while read -r path; do echo '{text}'; done; : {{}}"
+    )
+    there.survey(LOCK)
+    with pytest.raises(Problem) as caught:
+        there.check(ENTRY, threading.Event())
+    assert caught.value.code == "peer-no-answer"
+
+
+def test_a_peer_that_stands_still_is_not_waited_for_field_report_50(there: SshPeer) -> None:
+    there._silence_s = 0.3
+    Here.script = "exec sleep 100; {}"
+    problem = refused(there)
+    assert problem.code == "peer-no-answer"
+    assert "not a line for" in problem.found
+
+
+def test_a_peer_that_does_not_read_its_lock_is_not_waited_for(there: SshPeer) -> None:
+    there._silence_s = 0.3
+    Here.script = "exec sleep 100; {}"
+    files = tuple(LockedFile(f"file{number:05}", 1, sha256="0" * 64) for number in range(5000))
+    with pytest.raises(Problem) as caught:
+        there.survey(Lock("owner/name", "0" * 40, files))
+    assert caught.value.code == "peer-no-answer"
+
+
+def test_a_verification_that_was_stopped_is_ended_and_begun_again_field_report_50(
+    there: SshPeer, tmp_path: Path
+) -> None:
+    there._silence_s = 3.0
+    there.survey(LOCK)
+    (tmp_path / "there" / ENTRY.path).write_bytes(DATA)
+    stopped = there._questions
+    assert stopped is not None
+    os.killpg(stopped._process.pid, signal.SIGSTOP)
+    assert there.check(ENTRY, threading.Event()) is None
+    assert there._questions is not stopped
+    assert stopped._process.poll() is not None
+
+
+def test_the_limit_of_silence_lasts_three_heartbeats_at_least(tmp_path: Path) -> None:
+    connection = Here("spark-b", Login(), tmp_path, "c0", None)
+    assert SshPeer([connection], "/x", 2)._silence_s == 3 * verify.HEARTBEAT_S
+    assert SshPeer([connection], "/x", 60)._silence_s == 60
+
+
+def test_signs_of_life_keep_a_long_verification_going(there: SshPeer) -> None:
+    there._silence_s = 0.6
+    beat = "sleep 0.3; echo '{{\"alive\": 1}}'; "
+    Here.script = beat * 4 + 'echo \'{{"files": {{}}, "problems": []}}\'; : {}'
+    assert there.survey(LOCK)["files"] == {}
+
+
+def test_the_end_of_the_copy_ends_a_session_that_is_being_begun(there: SshPeer) -> None:
+    there.survey(LOCK)
+    assert there._questions is not None
+    there._questions.close()
+    Here.script = "exec sleep 100; {}"
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    begun = time.monotonic()
+    with pytest.raises(Problem):
+        there.check(ENTRY, stop)
+    assert time.monotonic() - begun < 4
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_receipts_that_the_peer_can_not_write_are_told_and_not_waited_for_field_report_50(
+    there: SshPeer, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "there" / ".sparkpair-receipts.json")
+    there.survey(LOCK)
+    (tmp_path / "there" / ENTRY.path).write_bytes(DATA)
+    assert there.check(ENTRY, threading.Event()) is None
+    assert there.unwritten
+
+
+def test_only_the_first_session_sweeps_what_killed_copies_left_field_report_50(
+    there: SshPeer, tmp_path: Path
+) -> None:
+    half = tmp_path / "there" / f".{ENTRY.path}.a1B2c3"
+    half.write_bytes(b"half")
+    there.survey(LOCK)
+    assert not half.exists()
+    half.write_bytes(b"a copy that runs")
+    assert there._questions is not None
+    there._questions.close()
+    there.check(ENTRY, threading.Event())
+    assert half.exists()
 
 
 def test_a_peer_without_sparkpair_is_told_with_the_places_that_were_looked_at(there: SshPeer) -> None:

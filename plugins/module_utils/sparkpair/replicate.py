@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
+import posixpath
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -108,24 +111,33 @@ class Result:
 
 
 def replicate(
-    lock: Lock, source: Path, peer: Peer, *, streams: int | None = None, quiet: bool = False
+    lock: Lock,
+    source: Path,
+    peer: Peer,
+    *,
+    streams: int | None = None,
+    quiet: bool = False,
+    lock_file: Path | None = None,
 ) -> Result:
     """Bring the folder of `peer` to what `lock` says, from `source`.
 
     Raises Problem before anything is sent when the source is not what its lock says (field report 37), or
     the peer's folder holds what doesn't belong or has too little room; later when a file arrived wrong
-    twice or its flow stalled too often. The folder of the peer then keeps what is whole.
+    twice or its flow stalled too often. The folder of the peer then keeps what is whole. Before a fault is
+    laid at the peer's door, the source is looked at again ("source-changed"). `lock_file` is where `lock`
+    was read from, for the commands that messages name.
     """
     begun = time.monotonic()
+    origin = _Source(lock, source, lock_file)
     with _in_background(lambda: peer.survey(lock)) as answer:
-        _require_source(lock, source, quiet=quiet)
+        origin.require(quiet=quiet)
     there = answer()
     plan, present = plan_for(lock, there, peer.name)
     result = Result(kept_files=len(lock.files) - len(plan))
     if plan:
         _require_room(plan, present, there, peer.name)
         count = streams or default_streams()
-        _Transfer(source, peer, result, quiet=quiet).run(parcels(plan), count)
+        _Transfer(origin, peer, result, quiet=quiet).run(parcels(plan), count)
     result.seconds = time.monotonic() - begun
     return result
 
@@ -201,12 +213,61 @@ def _in_background(work: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
     yield wait
 
 
-def _require_source(lock: Lock, source: Path, *, quiet: bool) -> None:
-    report = verify.verify(lock, source, only_listed=True, follow_links=True, quiet=quiet)
-    if not report.ok:
-        first = report.problems[0]
-        more = f" (and {len(report.problems) - 1} more problems)" if len(report.problems) > 1 else ""
-        raise Problem(first.found + more, first.needed, first.do, code=f"source-{first.code}")
+class _Source:
+    """The folder that is sent: verified before the first byte, and remembered by its stat from then on."""
+
+    def __init__(self, lock: Lock, folder: Path, lock_file: Path | None) -> None:
+        self.folder = folder
+        self._lock = lock
+        self._lock_file = lock_file
+        self._stamps = {entry.path: self._stamp(entry) for entry in lock.files}
+
+    def require(self, *, quiet: bool) -> None:
+        """Raise Problem "source-..." unless the folder is what its lock says."""
+        report = verify.verify(
+            self._lock,
+            self.folder,
+            only_listed=True,
+            follow_links=True,
+            quiet=quiet,
+            lock_file=self._lock_file,
+        )
+        if not report.ok:
+            first = report.problems[0]
+            more = f" (and {len(report.problems) - 1} more problems)" if len(report.problems) > 1 else ""
+            raise Problem(first.found + more, first.needed, first.do, code=f"source-{first.code}")
+
+    def changed(self, files: Sequence[LockedFile], *, full: bool = False) -> Problem | None:
+        """What became of `files` here since they were verified; None when it is not their fault.
+
+        Args:
+            full: read them, also where their stat says that nothing happened.
+        """
+        for entry in files:
+            if not full and self._stamp(entry) == self._stamps[entry.path]:
+                continue
+            bad = verify.examine(self.folder / entry.path, entry, follow=True)
+            if bad:
+                return self._problem(entry, bad)
+        return None
+
+    def _stamp(self, entry: LockedFile) -> tuple[int, ...]:
+        try:
+            found = (self.folder / entry.path).stat()
+        except OSError:
+            return ()
+        return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+    def _problem(self, entry: LockedFile, bad: verify.Bad) -> Problem:
+        words = ["sparkpair", "verify", "--lock", str(self._lock_file or "LOCK")]
+        words += ["--dir", str(self.folder), "--full"]
+        return Problem(
+            found=f"{self.folder / entry.path} changed here after it was verified:"
+            f" {bad.state}, expected {bad.expected}, got {bad.got}",
+            needed="a source that nothing writes to before the copy's end",
+            do=f"{shlex.join(words)}, mend what it names, then run the same command again",
+            code="source-changed",
+        )
 
 
 def _require_room(plan: dict[LockedFile, Way], present: int, report: dict[str, Any], peer: str) -> None:
@@ -242,7 +303,7 @@ class _Board:
 class _Transfer:
     """One run: streams take parcels from the front; what arrived is checked, and bad files are queued again."""
 
-    def __init__(self, source: Path, peer: Peer, result: Result, *, quiet: bool) -> None:
+    def __init__(self, source: _Source, peer: Peer, result: Result, *, quiet: bool) -> None:
         self._source = source
         self._peer = peer
         self._result = result
@@ -300,10 +361,16 @@ class _Transfer:
     def _stream(self, number: int) -> None:
         while parcel := self._next():
             try:
-                wire = self._peer.send(number, self._source, parcel, self._progress.advance, self._stop)
+                wire = self._peer.send(
+                    number, self._source.folder, parcel, self._progress.advance, self._stop
+                )
             except Stalled as stall:
                 self._again(parcel, stall)
                 continue
+            except Problem as problem:
+                if problem.code == "copy-failed":
+                    raise self._source.changed(parcel.files) or problem from None
+                raise
             with self._board.changed:
                 self._result.wire_bytes += wire
                 self._board.arrived += parcel.files
@@ -326,7 +393,7 @@ class _Transfer:
                 self._stalls[entry.path] += 1
             worst = parcel.files[0].path
             if self._stalls[worst] > MOST_TRIES:
-                raise Problem(
+                raise self._source.changed(parcel.files) or Problem(
                     found=f"the copy of {worst} to {self._peer.name} broke {self._stalls[worst]} times: {stall}",
                     needed="a link over which bytes keep moving",
                     do="look at the link (sparkpair link), then run the same command again: it goes on there",
@@ -341,9 +408,11 @@ class _Transfer:
     def _verifier(self) -> None:
         while entry := self._take_arrived():
             bad = self._peer.check(entry, self._stop)
+            if bad:
+                self._blame(entry, bad)
             with self._board.changed:
                 if bad:
-                    self._send_again(entry, bad)
+                    self._send_again(entry)
                 else:
                     self._result.files += 1
                     self._result.bytes += entry.size
@@ -357,9 +426,13 @@ class _Transfer:
                 self._board.changed.wait()
             return None if self._over() else self._board.arrived.popleft()
 
-    def _send_again(self, entry: LockedFile, state: dict[str, Any]) -> None:
+    def _blame(self, entry: LockedFile, state: dict[str, Any]) -> None:
+        """Raise Problem when a file arrived wrong because it changed here, or when it did so twice."""
         self._bad[entry.path] += 1
-        if self._bad[entry.path] > 1:
+        last = self._bad[entry.path] > 1
+        if fault := self._source.changed([entry], full=last):
+            raise fault
+        if last:
             raise Problem(
                 found=f"{entry.path} arrived wrong twice on {self._peer.name}:"
                 f" {state['state']}, expected {state['expected']}, got {state['got']}",
@@ -368,29 +441,40 @@ class _Transfer:
                 code="copy-corrupt",
                 host=self._peer.name,
             )
+
+    def _send_again(self, entry: LockedFile) -> None:
         self._result.retries += 1
         self._progress.advance(-entry.size, note=f"{entry.path} arrived wrong, sent again")
         self._board.waiting.append(Parcel((entry,), Way.REPLACE))
 
 
 @contextlib.contextmanager
-def single_flight(source: Path, target: str) -> Iterator[None]:
-    """Be the only copy of this folder to this target. Raises Problem "already-running".
+def single_flight(addresses: Sequence[str], folder: str) -> Iterator[None]:
+    """Be the only copy into this folder of this peer. Raises Problem "already-running".
 
     The lock is a name in the kernel's abstract socket space: it goes with the process, however that ends.
+    It is the same from whatever source, by whatever user and over whichever of the peer's `addresses`.
     """
-    digest = hashlib.sha256(f"{source.resolve()}\0{target}".encode()).hexdigest()[:24]
+    place = posixpath.normpath(folder).lstrip("/")
+    host = min(_plain_address(address) for address in addresses)
+    digest = hashlib.sha256(f"{host}\0{place}".encode()).hexdigest()[:24]
     with socket.socket(socket.AF_UNIX) as claim:
         try:
             claim.bind(f"\0sparkpair-replicate-{digest}")
         except OSError:
             raise Problem(
-                found=f"a copy of {source} to {target} is already running",
+                found=f"a copy to {folder} on {addresses[0]} is already running",
                 needed="one at a time",
                 do="wait for it (in a play: run the play again, it attaches)",
                 code="already-running",
             ) from None
         yield
+
+
+def _plain_address(text: str) -> str:
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(text))
+    return text.lower()
 
 
 def require_rsync() -> None:

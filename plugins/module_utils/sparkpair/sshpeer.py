@@ -6,16 +6,17 @@ import contextlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from . import pagecache, paths
+from . import pagecache, paths, verify
 from .agent import REFUSED
 from .locks import Lock, LockedFile, dump
 from .peer import Connection, end, spawn
@@ -24,6 +25,10 @@ from .replicate import MOST_TRIES, Parcel, Stalled, Way, told_by
 
 _POLL_S = 0.1
 _EVICT_EVERY_S = 2.0
+_END_S = 5.0  # between the last word of a session and its exit code
+_HEARTBEATS = 3  # that may be lost before a session counts as dead
+_NOISE_LINES = 20  # that a shell may print before the report
+_LONGEST_LINE = 64 << 20
 # rsync's exit codes of a connection that broke: socket, protocol, timeouts, ssh. Worth another try.
 _BROKEN = {10, 12, 20, 30, 35, 255}
 
@@ -33,21 +38,45 @@ class _Gone(Exception):
 
 
 class _Questions:
-    """One `sparkpair verify --follow` on the peer: a report first, then an answer for each path asked for."""
+    """One `sparkpair verify --follow` on the peer: a report first, then an answer for each path asked for.
 
-    def __init__(self, command: Sequence[str], lock: Lock, complaints: IO[bytes]) -> None:
+    A session that says nothing for `silence_s`, or something that can't be understood, is ended: `fault`
+    says why. What the peer's shell prints before the report is passed over (`noise`).
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        lock: Lock,
+        complaints: IO[bytes],
+        silence_s: float,
+        stop: threading.Event,
+    ) -> None:
         self._process = spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
+        self._silence_s = silence_s
         self._answers: dict[str, dict[str, Any] | None] = {}
         self._ended = False
         self._changed = threading.Condition()
-        self._say(json.dumps(json.loads(dump(lock))))
-        self.report = self._listen()
+        self._writing = threading.Lock()
+        self.report: dict[str, Any] | None = None
+        self.fault: str | None = None
+        self.noise: list[str] = []
+        self.unwritten: str | None = None
         threading.Thread(target=self._dispatch, name="answers", daemon=True).start()
+        self._say(json.dumps(json.loads(dump(lock))))
+        with self._changed:
+            while self.report is None and not self._ended and not stop.is_set():
+                self._changed.wait(0.2)
+            if self.report is None and not self._ended:
+                self.fault = "the copy ended"
 
-    @property
     def exit_code(self) -> int:
-        """Waits for the end of the session."""
-        return self._process.wait()
+        """Ends the session, unless it ends by itself just now."""
+        if self.fault is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        self.close()
+        return int(self._process.wait())
 
     def ask(self, path: str, stop: threading.Event) -> dict[str, Any] | None:
         """What is wrong with `path`. Raises _Gone when the session ends, or `stop` is set, before that."""
@@ -63,27 +92,108 @@ class _Questions:
         end(self._process)
 
     def _say(self, line: str) -> None:
-        with self._changed, contextlib.suppress(OSError):  # when it is gone, its answer stays away
+        # A peer that does not read holds this up until its silence ends the session.
+        with self._writing, contextlib.suppress(OSError):  # when it is gone, its answer stays away
             if self._process.stdin:
                 self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()
 
-    def _listen(self) -> dict[str, Any] | None:
-        line = self._process.stdout.readline() if self._process.stdout else b""
-        try:
-            told = json.loads(line)
-        except ValueError:
-            return None
-        return told if isinstance(told, dict) else None
-
     def _dispatch(self) -> None:
-        while told := self._listen():
+        try:
+            for line in self._lines():
+                with self._changed:
+                    self._take(line)
+                    self._changed.notify_all()
+                if self.fault:
+                    break
+        finally:
             with self._changed:
-                self._answers[told["path"]] = told["bad"]
+                self._ended = True
                 self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+            if self.fault:
+                self.close()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Each whole line that comes, to the end of the session or its silence."""
+        if self._process.stdout is None:
+            return
+        fd = self._process.stdout.fileno()
+        ready = select.poll()
+        ready.register(fd, select.POLLIN)
+        rest = b""
+        while len(rest) < _LONGEST_LINE:
+            if not ready.poll(self._silence_s * 1000):
+                self.fault = f"not a line for {self._silence_s:.0f} s"
+                return
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+        self.fault = "a line without end"
+
+    def _take(self, line: bytes) -> None:
+        """Understand one line. Sets `fault` where it is none of ours."""
+        told = _object(line)
+        if self.report is None:
+            if told is None:
+                self.noise.append(line.decode(errors="replace").strip()[:200])
+                if len(self.noise) > _NOISE_LINES:
+                    self.fault = "its shell prints text"
+            elif "alive" not in told:
+                self.report = told
+                self.unwritten = told.get("unwritten")
+                if not _is_report(told):
+                    self.fault = f"a report that can't be understood: {_short(line)}"
+        elif told is None or not (_is_answer(told) or "alive" in told):
+            self.fault = f"an answer that can't be understood: {_short(line)}"
+        elif "path" in told:
+            self._answers[told["path"]] = told["bad"]
+            self.unwritten = told.get("unwritten") or self.unwritten
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _short(line: bytes) -> str:
+    return repr(line[:100].decode(errors="replace"))
+
+
+def _is_report(told: dict[str, Any]) -> bool:
+    """Whether it is what `sparkpair verify --json` prints, or its refusal with at least one problem."""
+    files, problems = told.get("files"), told.get("problems")
+    if not isinstance(problems, list) or not all(_is_problem(problem) for problem in problems):
+        return False
+    if files is None:
+        return told.get("ok") is False and bool(problems)
+    return isinstance(files, dict) and all(_is_state(state) for state in files.values())
+
+
+def _is_problem(problem: Any) -> bool:
+    return isinstance(problem, dict) and all(
+        isinstance(problem.get(key), str) for key in ("found", "needed", "do", "code")
+    )
+
+
+def _is_state(state: Any) -> bool:
+    return (
+        isinstance(state, dict)
+        and isinstance(state.get("state"), str)
+        and {"expected", "got"} <= state.keys()
+    )
+
+
+def _is_answer(told: dict[str, Any]) -> bool:
+    return (
+        isinstance(told.get("path"), str)
+        and "bad" in told
+        and (told["bad"] is None or _is_state(told["bad"]))
+    )
 
 
 class SshPeer:
@@ -92,7 +202,10 @@ class SshPeer:
     Args:
         connections: one a stream; the first one also carries the questions.
         folder: the peer's folder.
-        stall_s: seconds without a byte after which a flow is ended and tried again.
+        stall_s: seconds without a byte after which a flow is ended and tried again; a verification that
+            gives no sign of life for so long (but for three heartbeats at least) is ended too.
+
+    `unwritten`: why the peer could not keep its receipts, None when it could.
     """
 
     def __init__(self, connections: Sequence[Connection], folder: str, stall_s: float) -> None:
@@ -100,6 +213,7 @@ class SshPeer:
         self._connections = connections
         self._folder = folder
         self._stall_s = stall_s
+        self._silence_s = max(stall_s, _HEARTBEATS * verify.HEARTBEAT_S)
         self._lock: Lock | None = None
         self._questions: _Questions | None = None
         self._one = threading.Lock()
@@ -115,8 +229,12 @@ class SshPeer:
 
     def survey(self, lock: Lock) -> dict[str, Any]:
         self._lock = lock
-        self._questions = self._begin(lock)
+        self._questions = self._begin(lock, threading.Event(), tidy=True)
         return self._questions.report or {}
+
+    @property
+    def unwritten(self) -> str | None:
+        return self._questions.unwritten if self._questions else None
 
     def check(self, entry: LockedFile, stop: threading.Event) -> dict[str, Any] | None:
         for _ in range(MOST_TRIES):
@@ -128,7 +246,9 @@ class SshPeer:
                 break
             with self._one:
                 if self._questions is questions and self._lock:
-                    self._questions = self._begin(self._lock)
+                    if questions:
+                        questions.close()
+                    self._questions = self._begin(self._lock, stop)
         raise Problem(
             found=f"{self.name} does not answer whether {entry.path} arrived whole",
             needed="a link that holds",
@@ -137,8 +257,11 @@ class SshPeer:
             host=self.name,
         )
 
-    def _begin(self, lock: Lock) -> _Questions:
-        """Start the questions' session, with the first sparkpair that the peer has."""
+    def _begin(self, lock: Lock, stop: threading.Event, *, tidy: bool = False) -> _Questions:
+        """Start the questions' session, with the first sparkpair that the peer has.
+
+        `tidy` belongs to the first session alone: at a later one, copies are under way.
+        """
         self._connections[0].open()
         # Nodes are alike, so ours comes first: each wrong guess costs a round trip and a process.
         own = str(Path(sys.executable).with_name("sparkpair"))
@@ -147,17 +270,22 @@ class SshPeer:
         with tempfile.TemporaryFile() as complaints:
             for program in programs:
                 words = [program, "verify", "--lock", "-", "--dir", self._folder]
-                words += ["--json", "--quiet", "--follow"]
-                questions = _Questions(self._connections[0].command(words), lock, complaints)
-                if questions.report and "files" in questions.report:
+                words += ["--json", "--quiet", "--follow", *(["--tidy"] if tidy else [])]
+                command = self._connections[0].command(words)
+                questions = _Questions(command, lock, complaints, self._silence_s, stop)
+                if questions.report and "files" in questions.report and not questions.fault:
                     return questions
+                code = questions.exit_code()
+                if questions.report and not questions.fault:
+                    raise told_by(self.name, questions.report["problems"][0])
+                if len(questions.noise) > _NOISE_LINES:
+                    raise shell_prints(self.name, questions.noise[0])
                 complaints.seek(0)
                 said = complaints.read().decode(errors="replace").strip()[-300:]
-                if questions.report:
-                    raise told_by(self.name, questions.report["problems"][0])
+                said = said or " | ".join(questions.noise)[-300:]
                 refused = said if "refused" in said else refused
-                if questions.exit_code not in (126, 127):
-                    raise self._no_answer(questions.exit_code, said)
+                if questions.fault or code not in (126, 127):
+                    raise self._no_answer(code, said, questions.fault)
         if refused:
             raise self._no_answer(REFUSED, refused)
         raise Problem(
@@ -168,12 +296,14 @@ class SshPeer:
             host=self.name,
         )
 
-    def _no_answer(self, code: int, said: str) -> Problem:
+    def _no_answer(self, code: int, said: str, fault: str | None = None) -> Problem:
+        why = fault or f"exit code {code}"
         return Problem(
-            found=f"no answer from sparkpair verify on {self.name} (exit code {code}): {said}",
-            needed="its JSON object",
-            do="try it by hand there: sparkpair verify --lock LOCK --dir DIR --json",
-            code="peer-refused" if code == REFUSED else "peer-no-answer",
+            found=f"no answer from sparkpair verify on {self.name} ({why}){': ' if said else ''}{said}",
+            needed="its JSON object, from a sparkpair of the same version",
+            do="try it by hand there: sparkpair verify --lock LOCK --dir DIR --json; where it is older than"
+            " ours, ansible-playbook site.yml --tags host brings it up",
+            code="peer-refused" if code == REFUSED and not fault else "peer-no-answer",
             host=self.name,
         )
 
@@ -197,7 +327,8 @@ class SshPeer:
         with contextlib.ExitStack() as stack:
             # Files, not pipes: ssh's master gets hold of these too and may live on in a dead connection.
             names, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            names.write("".join(f"{entry.path}\0" for entry in parcel.files).encode())
+            # From `./`: a name that begins with `#` or `;` would be a comment.
+            names.write("".join(f"./{entry.path}\0" for entry in parcel.files).encode())
             names.seek(0)
             process = spawn(
                 rsync_words(source, connection, self._folder, parcel.way, self._stall_s),
@@ -260,6 +391,9 @@ class SshPeer:
                 code="disk-full",
                 host=self.name,
             )
+        if "is your shell clean" in errors:
+            noise = self._questions.noise if self._questions else []
+            return shell_prints(self.name, noise[0] if noise else said)
         if "command not found" in errors or ("No such file or directory" in errors and code == 127):
             return Problem(
                 found=f"no rsync on {self.name}: {said}",
@@ -279,9 +413,22 @@ class SshPeer:
         )
 
 
+def shell_prints(host: str, text: str) -> Problem:
+    """What comes between us and the programs on the other side: rsync can't be talked to through it."""
+    return Problem(
+        found=f"the peer's shell prints text: {text!r}",
+        needed="a login that prints nothing where nobody is at a terminal",
+        do="find the line in the start files of that user's shell there (.bashrc, .profile) and put it behind"
+        " a test for a terminal: [ -t 1 ] &&",
+        code="peer-shell-prints",
+        host=host,
+    )
+
+
 def rsync_words(source: Path, connection: Connection, folder: str, way: Way, stall_s: float) -> list[str]:
     """The command line of one rsync; it reads the names of its files from stdin, each ended by NUL.
 
+    The source is named from the root: rsync takes `w:1` for another host and `-w` for an option.
     Links are followed, so only plain files arrive. No compression, no delta pass and no checksum of its
     own: the peer hashes every file afterwards (field report 50).
     """
@@ -294,7 +441,7 @@ def rsync_words(source: Path, connection: Connection, folder: str, way: Way, sta
     return [
         *("rsync", "--files-from=-", "--from0", "--copy-links", "--times", "--perms", "--chmod=D0755,F0644"),
         *("--mkpath", "--stats", f"--timeout={max(1, round(stall_s))}", *ways[way]),
-        *("-e", connection.rsh, f"{source}/", f"{connection.rsync_host}:{folder}/"),
+        *("-e", connection.rsh, f"{source.absolute()}/", f"{connection.rsync_host}:{folder}/"),
     ]
 
 

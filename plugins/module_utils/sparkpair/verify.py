@@ -151,6 +151,17 @@ def _fault_by_stat(path: Path, entry: LockedFile, follow: bool) -> Bad | None:
     return None
 
 
+def examine(path: Path, entry: LockedFile, *, follow: bool = False) -> Bad | None:
+    """What is wrong with the one file `path`, by all of its bytes; None when it is as `entry` says."""
+    bad = _fault_by_stat(path, entry, follow)
+    if bad:
+        return bad
+    try:
+        return _fault_of(entry, hashing.digest_file(path, entry.algorithm, follow=follow))
+    except (Problem, OSError) as fault:
+        return _fault_of(entry, fault)
+
+
 def _may(path: Path, what: int) -> bool:
     return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
 
@@ -187,12 +198,17 @@ def _read(
 
 def _judge(entry: LockedFile, result: hashing.Digest | Problem | OSError, receipts: Receipts) -> Bad | None:
     """What is wrong with a file that was read; its receipt is written or withdrawn accordingly."""
-    if isinstance(result, hashing.Digest) and result.hex == entry.digest:
+    bad = _fault_of(entry, result)
+    if bad is None and isinstance(result, hashing.Digest):
         receipts.record(entry, result.stat)
-        return None
-    receipts.forget(entry.path)
+    else:
+        receipts.forget(entry.path)
+    return bad
+
+
+def _fault_of(entry: LockedFile, result: hashing.Digest | Problem | OSError) -> Bad | None:
     if isinstance(result, hashing.Digest):
-        return Bad(WRONG_HASH, entry.digest, result.hex)
+        return None if result.hex == entry.digest else Bad(WRONG_HASH, entry.digest, result.hex)
     if isinstance(result, Problem):
         state = CHANGING if result.code == "file-changed" else NOT_PLAIN
         return Bad(state, "a plain file", result.found)

@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
-from .. import locks, options, peer, replicate, sshpeer
+from .. import locks, options, peer, replicate, sshpeer, verify
 
 _STALL_S = 60.0
 
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     login = peer.Login(target.user, args.identity, args.known_hosts, args.port or _port(target.address, pair))
     streams = args.streams or replicate.default_streams()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replicate.single_flight(args.dir, args.to))
+        numbers = [route.address if route else name for route, name in zip(routes, addresses, strict=True)]
+        stack.enter_context(replicate.single_flight(numbers, target.folder))
         folder = stack.enter_context(peer.private_folder())
         connections = []
         for number in range(streams):
@@ -81,9 +83,17 @@ def run(args: argparse.Namespace) -> int:
             device = route.device if route else None
             connections.append(peer.Connection(addresses[rail], login, folder, f"c{number}", device))
         other = stack.enter_context(sshpeer.SshPeer(connections, target.folder, args.stall))
-        result = replicate.replicate(lock, args.dir, other, streams=streams)
+        result = replicate.replicate(lock, args.dir, other, streams=streams, lock_file=args.lock)
+        unwritten = other.unwritten
     devices = sorted({route.device for route in routes if route}) or ["an unknown route"]
-    told: dict[str, Any] = {**result.as_dict(), "route": devices, "peer": target.address}
+    told: dict[str, Any] = {
+        **result.as_dict(),
+        "route": devices,
+        "peer": target.address,
+        "unwritten": unwritten,
+    }
+    if unwritten and not args.json:
+        print(f"note: on {target.address}, {verify.unkept(target.folder, unwritten)}", file=sys.stderr)
     print(
         json.dumps(told)
         if args.json
