@@ -207,6 +207,15 @@ def test_a_refusal_ends_the_run_after_one_request(site: Hub, bring: Bring, mode:
     assert time.monotonic() - begun < 2
 
 
+def test_a_refusal_is_one_however_the_hub_s_address_is_written(site: Hub, lock: Lock, tmp_path: Path) -> None:
+    site.mode("401")
+    address = site.url.replace("127.0.0.1", "LOCALHOST")
+    since = len(site.requests())
+    problem = stopped(lambda: fetch.fetch(lock, tmp_path / "weights", options=QUICK, endpoint=address))
+    assert problem.code == "token-missing"
+    assert len(site.requests(since=since)) == 1
+
+
 def test_a_rate_limit_is_waited_out_as_long_as_the_hub_says(site: Hub, bring: Bring, tmp_path: Path) -> None:
     """Field report 41."""
     site.mode("429", path=SHARDS[0], times=2, retry_after=1)
@@ -786,6 +795,9 @@ class Unruly(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range")
+        if self.how == "loops":
+            self.start(302, 0, Location=self.path)
+            return
         if asked and self.how == "another range":
             self.server.how_often += 1  # type: ignore[attr-defined]
             if self.server.how_often < 3:  # type: ignore[attr-defined]
@@ -858,3 +870,9 @@ def test_a_server_with_another_length_ends_in_words(
     leave_partial(UNRULY_LOCK, tmp_path / "weights", "x.bin", Unruly.body[:20_000])
     assert stopped(lambda: take(unruly(how), tmp_path / "weights")).code == "hub-busy"
     assert not (tmp_path / "weights" / "x.bin").exists()
+
+
+def test_a_redirect_without_end_is_told_at_once(unruly: Callable[[str], str], tmp_path: Path) -> None:
+    problem = stopped(lambda: take(unruly("loops"), tmp_path / "weights"))
+    assert problem.code == "hub-answer"
+    assert "redirect" in problem.found.lower()

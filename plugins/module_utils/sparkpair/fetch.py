@@ -17,7 +17,6 @@ import re
 import sys
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -607,8 +606,11 @@ class _Run:
         except HfHubHTTPError as error:
             self._require_good(entry, error.response)
             raise _Again(str(error)) from None
-        except (OfflineModeIsEnabled, HFValidationError) as error:
-            raise hub.not_asked(error, self.lock.repo) from None
+        except (
+            *(OfflineModeIsEnabled, HFValidationError),
+            *(httpx2.TooManyRedirects, httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.DecodingError),
+        ) as error:
+            raise hub.explain(error, self.endpoint, self.lock.repo) or error from None
         except (httpx2.ReadTimeout, httpx2.WriteTimeout):
             raise _Stalled(stall) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
@@ -620,7 +622,7 @@ class _Run:
         status, headers = answer.status_code, answer.headers
         if status < 400:
             return
-        ours = urllib.parse.urlsplit(self.endpoint)[:2] == urllib.parse.urlsplit(str(answer.url))[:2]
+        ours = hub.same_site(self.endpoint, str(answer.url)) or "X-Error-Code" in headers
         if status in hub.PASSING:
             kind = _RateLimited if status == 429 else _Again
             raise kind(f"the Hub answers {status}", hub.retry_after(headers))
