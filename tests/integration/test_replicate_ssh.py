@@ -133,11 +133,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     assert program, "no sshd: apt-get install openssh-server"
     folder = tmp_path_factory.mktemp("pair")
-    for name in ("host", "plain", "restricted"):
+    for name in ("host", "plain", "restricted", "chatty"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     agent = f'command="{SPARKPAIR} agent --root {folder}/sparkpair",restrict'
+    chatty = """command="echo 'Have a nice day'; eval \\"$SSH_ORIGINAL_COMMAND\\"" """
     (folder / "authorized").write_text(
         f"{(folder / 'plain.pub').read_text()}{agent} {(folder / 'restricted.pub').read_text()}"
+        f"{chatty}{(folder / 'chatty.pub').read_text()}"
     )
     port, link_port = free_port(), free_port()
     key = " ".join((folder / "host.pub").read_text().split()[:2])
@@ -397,3 +399,140 @@ def test_rsync_with_the_restricted_key_can_neither_read_nor_delete(world: World)
         assert "refused" in done.stderr, done.stderr
     assert not out.exists()
     assert [path.name for path in world.there.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("key", ["plain", "restricted"])
+def test_names_that_rsync_takes_for_comments_or_options_travel_as_names(
+    world: World, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    content = {name: name.encode() for name in ("#1", ";2", "-3", "inner/#4", "a:5", ".6", "*7", "inner/8 8")}
+    files = [
+        LockedFile(name, len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in content.items()
+    ]
+    lock = Lock("owner/name", "0" * 40, tuple(sorted(files)))
+    (world.folder / "lock.json").write_text(locks.dump(lock))
+    for source in ("w:1", "-w"):
+        shutil.rmtree(world.there, ignore_errors=True)
+        shutil.rmtree(world.folder / source, ignore_errors=True)
+        for name, data in content.items():
+            place = world.folder / source / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+        monkeypatch.chdir(world.folder)
+        words = world.words(key)
+        index = words.index("--dir")
+        words[index : index + 2] = [f"--dir={source}"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert_whole(world, lock)
+
+
+def test_a_shell_that_prints_is_passed_over_or_named_and_never_waited_for_field_report_51(
+    world: World, fresh: Lock
+) -> None:
+    code, told = world.replicate("chatty")
+    assert (code, told["problems"][0]["code"]) == (1, "peer-shell-prints")
+    assert "Have a nice day" in told["problems"][0]["found"]
+    assert world.replicate("plain")[0] == 0
+    code, told = world.replicate("chatty")  # where no rsync is needed, it simply works
+    assert (code, told["kept_files"]) == (0, 5)
+    assert_whole(world, fresh)
+
+
+@pytest.mark.parametrize("key", ["plain", "restricted"])
+def test_receipts_that_can_not_be_written_end_in_a_note_field_report_50(
+    world: World, fresh: Lock, key: str
+) -> None:
+    (world.there / NAME).mkdir(parents=True)
+    code, told = world.replicate(key)
+    assert code == 0, told
+    assert told["files"] == 5
+    assert NAME in told["unwritten"]
+    for entry in fresh.files:
+        assert hashlib.sha256((world.there / entry.path).read_bytes()).hexdigest() == entry.digest
+
+
+def test_what_a_killed_replacement_left_is_swept_at_the_next_copy_field_report_50(
+    world: World, fresh: Lock
+) -> None:
+    assert world.replicate("restricted")[0] == 0
+    shard = world.there / "model-3.safetensors"
+    shard.write_bytes(os.urandom(SIZES["model-3.safetensors"]))
+    world.link.rate = 20 * MB
+    first = subprocess.Popen(world.words("restricted"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (halves := list(world.there.glob(".model-3.safetensors.*"))):
+        assert first.poll() is None, "it ended before"
+        time.sleep(0.01)
+    time.sleep(0.2)
+    rsyncs = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if (words := _words(path))[:2] == ["rsync", "--server"] and f"{world.there}/" in words
+    ]
+    for pid in rsyncs:  # as a power cut would: it has no time to tidy up
+        os.kill(pid, signal.SIGKILL)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    world.link.rate = 0
+    time.sleep(1)
+    assert halves[0].exists()
+    code, told = world.replicate("restricted")
+    assert code == 0, told
+    assert_whole(world, fresh)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it ended meanwhile
+        return [""]
+
+
+def test_a_source_that_is_cut_short_on_the_way_is_named_as_the_source(world: World, fresh: Lock) -> None:
+    world.link.rate = 20 * MB
+    words = world.words("restricted", "--streams", "1")
+    copy = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    while world.link.passed < 2 * MB:
+        assert copy.poll() is None, "it ended before"
+        time.sleep(0.01)
+    os.truncate(world.source / "model-1.safetensors", 1 * MB)
+    world.link.rate = 0
+    told = json.loads(copy.communicate(timeout=60)[0])
+    assert copy.returncode == 1
+    assert told["problems"][0]["code"] == "source-changed"
+    assert "model-1.safetensors" in told["problems"][0]["found"]
+    assert f"--dir {world.source} --full" in told["problems"][0]["do"]
+
+
+def _agents(world: World) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = _words(path)
+        if "python" in words[0] and {"agent", str(world.root)} <= set(words):
+            found.add(int(path.parent.name))
+    return found
+
+
+def test_a_verification_that_was_stopped_on_the_worker_is_begun_again_field_report_50(
+    world: World, fresh: Lock
+) -> None:
+    world.link.rate = 20 * MB
+    words = world.words("restricted", "--stall", "1", "--streams", "1")
+    earlier = _agents(world)
+    copy = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    stopped: set[int] = set()
+    try:
+        while world.link.passed < 2 * MB:
+            assert copy.poll() is None, "it ended before"
+            time.sleep(0.01)
+        stopped = _agents(world) - earlier
+        for agent in stopped:
+            os.kill(agent, signal.SIGSTOP)
+        told = json.loads(copy.communicate(timeout=90)[0])
+    finally:
+        copy.kill()
+        for agent in stopped:
+            os.kill(agent, signal.SIGCONT)
+    assert stopped
+    assert copy.returncode == 0, told
+    assert_whole(world, fresh)
