@@ -447,7 +447,8 @@ def test_receipts_that_can_not_be_written_end_in_a_note_field_report_50(
     code, told = world.replicate(key)
     assert code == 0, told
     assert told["files"] == 5
-    assert NAME in told["unwritten"]
+    assert NAME in told["notes"][0]
+    assert "on 127.0.0.1" in told["notes"][0]
     for entry in fresh.files:
         assert hashlib.sha256((world.there / entry.path).read_bytes()).hexdigest() == entry.digest
 

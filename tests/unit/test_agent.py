@@ -142,6 +142,7 @@ RSYNC = "rsync --server -tpRe.LsfxCIvu . "
         "sparkpair verify --lock - --dir {root}/.ssh",
         "sparkpair verify --lock /etc/shadow --dir {root}/weights/dsv41",
         "sparkpair verify --lock - --dir {root}/weights/dsv41 --follow-links",
+        "sparkpair verify --lock - --dir {root}/weights/dsv41 --follow --tidy=/etc",
         "sparkpair verify --lock - --lock /etc/shadow --dir {root}/weights/dsv41",
         "sparkpair verify --lock=/etc/shadow --dir {root}/weights/dsv41",
         "sparkpair verify --dir {root}/weights/dsv41",

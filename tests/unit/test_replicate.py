@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparkpair import cli, locks, peer, replicate, sshpeer, verify
+from sparkpair import cli, hashing, locks, peer, replicate, sshpeer, verify
 from sparkpair.locks import Lock, LockedFile
 from sparkpair.peer import Connection, Login
 from sparkpair.problem import Problem
+from sparkpair.receipts import NAME
 from sparkpair.replicate import Parcel, Stalled, Way
 
 CONTENT = {
@@ -85,6 +86,8 @@ class FolderPeer:
             if fault == "shrink":
                 (source / entry.path).write_bytes(data[:1])
                 raise Stalled("rsync ended with 12", 1)
+            if fault == "unreadable here":
+                raise Problem("rsync: [sender] read errors", "a copy", "look", code="copy-failed")
             if fault == "refused":
                 raise Problem("rsync ended with 23", "a copy that ends well", "look", code="copy-failed")
             if fault == "rewrite":
@@ -234,6 +237,28 @@ def test_a_source_whose_stat_tells_nothing_is_read_before_the_worker_is_blamed(
     monkeypatch.setattr(replicate._Source, "_stamp", lambda *_: (1,))
     problem = refused(source, there)
     assert (problem.code, problem.host) == ("source-changed", None)
+
+
+def test_a_source_that_its_disk_no_longer_gives_back_is_named(
+    source: Path, there: FolderPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, *_: Any, **__: Any) -> Any:
+        raise OSError(5, "Input/output error", str(path))
+
+    there.faults["model-00003.safetensors"] = ["unreadable here"]
+    verify.verify(LOCK, source, quiet=True)  # by receipts from here on
+    monkeypatch.setattr(hashing, "digest_file", broken)
+    problem = refused(source, there)
+    assert (problem.code, problem.host) == ("source-changed", None)
+    assert "unreadable" in problem.found and "Input/output error" in problem.found
+
+
+def test_receipts_of_the_source_that_can_not_be_written_are_a_note(source: Path, there: FolderPeer) -> None:
+    (source / NAME).mkdir()
+    result = copy(source, there)
+    assert_whole(there)
+    assert len(result.as_dict()["notes"]) == 1
+    assert str(source) in result.notes[0]
 
 
 def test_a_copy_that_fails_from_a_whole_source_keeps_its_words(source: Path, there: FolderPeer) -> None:

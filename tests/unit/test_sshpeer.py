@@ -302,6 +302,7 @@ def test_a_problem_of_the_peer_keeps_its_words_and_gets_its_name(there: SshPeer)
     [
         (11, "rsync: write failed: No space left on device (28)", "disk-full"),
         (12, "rsync: write failed: No space left on device (28)", "disk-full"),
+        (11, "rsync: write failed: Disk quota exceeded (122)", "disk-full"),
         (127, "sh: 1: rsync: not found\nbash: rsync: command not found", "peer-lacks-rsync"),
         (23, "rsync: open failed: Permission denied (13)", "copy-failed"),
         (12, "sparkpair agent: refused: a link", "copy-failed"),

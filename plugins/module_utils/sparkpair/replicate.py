@@ -87,7 +87,10 @@ class Peer(Protocol):
 
 @dataclass
 class Result:
-    """What was sent: files, their bytes and the bytes on the wire (all tries), and what was there already."""
+    """What was sent: files, their bytes and the bytes on the wire (all tries), and what was there already.
+
+    `notes` says what went wrong without doing the copy any harm.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -95,6 +98,7 @@ class Result:
     kept_files: int = 0
     retries: int = 0
     seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -107,6 +111,7 @@ class Result:
             "retries": self.retries,
             "seconds": round(self.seconds, 3),
             "rate": round(self.bytes / self.seconds) if self.seconds else 0,
+            "notes": self.notes,
         }
 
 
@@ -130,10 +135,12 @@ def replicate(
     begun = time.monotonic()
     origin = _Source(lock, source, lock_file)
     with _in_background(lambda: peer.survey(lock)) as answer:
-        origin.require(quiet=quiet)
+        unwritten = origin.require(quiet=quiet)
     there = answer()
     plan, present = plan_for(lock, there, peer.name)
     result = Result(kept_files=len(lock.files) - len(plan))
+    if unwritten:
+        result.notes.append(verify.unkept(str(source), unwritten))
     if plan:
         _require_room(plan, present, there, peer.name)
         count = streams or default_streams()
@@ -222,8 +229,11 @@ class _Source:
         self._lock_file = lock_file
         self._stamps = {entry.path: self._stamp(entry) for entry in lock.files}
 
-    def require(self, *, quiet: bool) -> None:
-        """Raise Problem "source-..." unless the folder is what its lock says."""
+    def require(self, *, quiet: bool) -> str | None:
+        """Raise Problem "source-..." unless the folder is what its lock says.
+
+        Returns why new receipts could not be kept, None when they could.
+        """
         report = verify.verify(
             self._lock,
             self.folder,
@@ -236,6 +246,7 @@ class _Source:
             first = report.problems[0]
             more = f" (and {len(report.problems) - 1} more problems)" if len(report.problems) > 1 else ""
             raise Problem(first.found + more, first.needed, first.do, code=f"source-{first.code}")
+        return report.unwritten
 
     def changed(self, files: Sequence[LockedFile], *, full: bool = False) -> Problem | None:
         """What became of `files` here since they were verified; None when it is not their fault.
@@ -369,7 +380,8 @@ class _Transfer:
                 continue
             except Problem as problem:
                 if problem.code == "copy-failed":
-                    raise self._source.changed(parcel.files) or problem from None
+                    ours = "[sender]" in problem.found  # rsync's word for this side
+                    raise self._source.changed(parcel.files, full=ours) or problem from None
                 raise
             with self._board.changed:
                 self._result.wire_bytes += wire

@@ -383,7 +383,7 @@ class SshPeer:
 
     def _failure(self, code: int, errors: str, moved: int) -> Stalled | Problem:
         said = " | ".join(line.strip() for line in errors.splitlines() if line.strip())[-400:]
-        if "No space left" in errors:
+        if "No space left" in errors or "Disk quota exceeded" in errors:
             return Problem(
                 found=f"the disk of {self.name} is full: {said}",
                 needed="room for the folder",

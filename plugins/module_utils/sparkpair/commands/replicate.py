@@ -84,16 +84,13 @@ def run(args: argparse.Namespace) -> int:
             connections.append(peer.Connection(addresses[rail], login, folder, f"c{number}", device))
         other = stack.enter_context(sshpeer.SshPeer(connections, target.folder, args.stall))
         result = replicate.replicate(lock, args.dir, other, streams=streams, lock_file=args.lock)
-        unwritten = other.unwritten
+        if other.unwritten:
+            there = verify.unkept(target.folder, other.unwritten)
+            result.notes.append(f"on {target.address}, {there}")
     devices = sorted({route.device for route in routes if route}) or ["an unknown route"]
-    told: dict[str, Any] = {
-        **result.as_dict(),
-        "route": devices,
-        "peer": target.address,
-        "unwritten": unwritten,
-    }
-    if unwritten and not args.json:
-        print(f"note: on {target.address}, {verify.unkept(target.folder, unwritten)}", file=sys.stderr)
+    told: dict[str, Any] = {**result.as_dict(), "route": devices, "peer": target.address}
+    for note in () if args.json else result.notes:
+        print(f"note: {note}", file=sys.stderr)
     print(
         json.dumps(told)
         if args.json
