@@ -170,10 +170,12 @@ def load(path: Path) -> Lock:
         ) from None
     except UnicodeDecodeError as error:
         raise _bad(source, f"it is not UTF-8 text (byte {error.start})", "a JSON file in UTF-8") from None
-    return parse(_decode(text, source), source)
+    return parse(decode(text, source), source)
 
 
-def _decode(text: str, source: str) -> Any:
+def decode(text: str, source: str) -> Any:
+    """The JSON of a lock, each key once. Raises Problem that names `source`."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for key, value in pairs:

@@ -98,7 +98,7 @@ def _path(line: bytes) -> str:
 def _parsed(text: bytes) -> locks.Lock:
     """The lock that stdin gave, read as strictly as a lock file."""
     try:
-        return locks.parse(locks._decode(text.decode(), _STDIN), _STDIN)
+        return locks.parse(locks.decode(text.decode(), _STDIN), _STDIN)
     except UnicodeDecodeError as error:
         raise _no_lock(f"lock {_STDIN}: it is not UTF-8 text (byte {error.start})", "JSON in UTF-8") from None
     except Problem as problem:
