@@ -9,7 +9,6 @@ Budgets: < 50 MB over SSH; 512 MiB, which a small machine has.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.relay import counted
+from benchmarks.report import tell
 
 PROJECT = Path(__file__).resolve().parents[1]
 BYTES = 3_000_000_000
@@ -96,13 +96,7 @@ def main() -> int:
             "found: a rehearsed pair is up\nneeded: none, this makes its own\ndo: make rehearse-down"
         )
     found = rows()
-    if arguments.json:
-        print(json.dumps({"ok": all(row["ok"] for row in found), "rows": found}))
-        return 0 if all(row["ok"] for row in found) else 1
-    for row in found:
-        verdict = "ok" if row["ok"] else "MISSED"
-        print(f"{row['name']}: {row['value']} (budget {row['budget'] or 'none'}) {verdict}")
-    return 0 if all(row["ok"] for row in found) else 1
+    return tell(found, as_json=arguments.json)
 
 
 if __name__ == "__main__":

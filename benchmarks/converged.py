@@ -7,7 +7,6 @@ Budget: <= 3 x the 30 tasks.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -16,6 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.report import tell
 
 PROJECT = Path(__file__).resolve().parents[1]
 INVENTORY = PROJECT / "inventory/rehearsal.yml"
@@ -73,15 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args()
-    found = row()
-    if arguments.json:
-        print(json.dumps({"ok": found["ok"], "rows": [found]}))
-    else:
-        verdict = "ok" if found["ok"] else "MISSED"
-        print(
-            f"{found['name']}: {found['value']} (budget {found['budget']}) {verdict}\n  seconds: {found['seconds']}"
-        )
-    return 0 if found["ok"] else 1
+    return tell([row()], as_json=arguments.json, details=("seconds",))
 
 
 if __name__ == "__main__":

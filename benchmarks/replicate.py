@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sparkpair import locks, pagecache, verify
 
+from benchmarks.report import tell
 from benchmarks.verify import SPARKPAIR, cool, make_data, seconds
 
 ROUNDS = 4
@@ -206,16 +207,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args()
     found = rows(arguments.megabytes, arguments.streams, arguments.dir)
-    if arguments.json:
-        print(json.dumps({"ok": all(row["ok"] for row in found), "rows": found}))
-    else:
-        for row in found:
-            print(
-                f"{row['name']}: {row['value']} (budget {row['budget'] or 'none'}) {'ok' if row['ok'] else 'MISSED'}"
-            )
-            if "seconds" in row:
-                print(f"  seconds: {row['seconds']}")
-    return 0 if all(row["ok"] for row in found) else 1
+    return tell(found, as_json=arguments.json, details=("seconds",))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from sparkpair import hashing, locks, pagecache, verify
 from sparkpair.locks import Lock, LockedFile
+
+from benchmarks.report import tell
 
 SPARKPAIR = Path(sys.executable).with_name("sparkpair")
 # Uneven, as shards are.
@@ -226,17 +230,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args()
     found = rows(arguments.megabytes, arguments.dir)
-    if arguments.json:
-        print(json.dumps({"ok": all(row["ok"] for row in found), "rows": found}))
-    else:
-        for row in found:
-            print(
-                f"{row['name']}: {row['value']} (budget {row['budget'] or 'none'}) {'ok' if row['ok'] else 'MISSED'}"
-            )
-            for key in ("rates_gb_s", "bound_by", "share_of_all_cores"):
-                if key in row:
-                    print(f"  {key}: {row[key]}")
-    return 0 if all(row["ok"] for row in found) else 1
+    return tell(found, as_json=arguments.json, details=("rates_gb_s", "bound_by", "share_of_all_cores"))
 
 
 if __name__ == "__main__":

@@ -57,10 +57,9 @@ class ActionModule(ActionBase):
         begun = moved_at = heard_at = time.monotonic()
         moved = (-1, -1)
         lines = _Lines(host)
-        limit, stall = int(arguments.get("follow_seconds", 0)), int(arguments.get("stall_seconds", 0))
+        limit, stall = (int(arguments.get(f"{name}_seconds", 0)) or math.inf for name in ("follow", "stall"))
         for wait in _waits():
-            bounds = [begun + limit] * bool(limit) + [moved_at + stall] * bool(stall)
-            left = min(bounds, default=math.inf) - time.monotonic()
+            left = min(begun + limit, moved_at + stall) - time.monotonic()
             question = {
                 "name": arguments["name"],
                 "state": "queried",
@@ -81,8 +80,7 @@ class ActionModule(ActionBase):
             if now_done != moved:
                 moved, moved_at = now_done, time.monotonic()
             lines.show(progress)
-            now = time.monotonic()
-            if (limit and now - begun >= limit) or (stall and now - moved_at >= stall):
+            if time.monotonic() >= min(begun + limit, moved_at + stall):
                 return state
         raise AssertionError("unreachable")
 

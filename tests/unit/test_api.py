@@ -96,17 +96,17 @@ def test_a_reply_of_another_form_is_not_ready(broken: dict[str, Any]) -> None:
 def test_the_models_list_alone_is_not_ready(server: Server) -> None:
     server.status = 500
     assert api.model_names(endpoint(server)) == [MODEL]
-    assert "HTTP 500" in str(api.probe(endpoint(server), MODEL, 5))
+    assert "HTTP 500" in str(api.standing(endpoint(server), MODEL, 5).wrong)
 
 
 def test_the_probe_uses_the_key(server: Server) -> None:
     """Field report 68: probes need the header too."""
-    assert api.probe(endpoint(server), MODEL, 5) is None
-    assert "HTTP 401" in str(api.probe(endpoint(server, "wrong"), MODEL, 5))
+    assert api.standing(endpoint(server), MODEL, 5).wrong is None
+    assert "HTTP 401" in str(api.standing(endpoint(server, "wrong"), MODEL, 5).wrong)
 
 
 def test_another_served_name_is_told(server: Server) -> None:
-    assert "not other" in str(api.probe(endpoint(server), "other", 5))
+    assert "not other" in str(api.standing(endpoint(server), "other", 5).wrong)
 
 
 def test_waiting_ends_at_once_when_a_rank_died(server: Server) -> None:
@@ -219,6 +219,6 @@ def test_a_key_file_has_labels_and_comments(tmp_path: Path) -> None:
 
 
 def test_nobody_there_is_told_in_words() -> None:
-    assert "no answer" in str(api.probe(api.Endpoint("http://127.0.0.1:9"), MODEL, 1))
+    assert "no answer" in str(api.standing(api.Endpoint("http://127.0.0.1:9"), MODEL, 1).wrong)
     with pytest.raises(urllib.error.URLError):
         api.Endpoint("http://127.0.0.1:9").get("/v1/models", timeout=1)

@@ -378,15 +378,21 @@ def test_an_interrupt_ends_with_130_and_keeps_what_is_there(
     assert content(tmp_path / "weights") == {SHARDS[0]: DATA[SHARDS[0]]}
 
 
+def attached_to(first: subprocess.Popen[str], site: Hub, folder: Path) -> subprocess.Popen[str]:
+    """A second run of the command into the same folder, when it has said that there is one already."""
+    watcher = command(site, folder.parent / "lock.json", folder)
+    assert watcher.stderr
+    assert f"already running, pid {first.pid}" in watcher.stderr.readline()
+    return watcher
+
+
 def test_a_second_fetch_attaches_to_the_first_and_shows_how_far_it_is(
     site: Hub, lock: Lock, tmp_path: Path
 ) -> None:
     """Field report 38: two runs at once."""
     site.mode("slow", path="*.safetensors", rate=200_000)
     with under_way(site, lock, tmp_path / "weights", 0.1) as first:
-        watcher = command(site, tmp_path / "lock.json", tmp_path / "weights")
-        assert watcher.stderr
-        assert f"already running, pid {first.pid}" in watcher.stderr.readline()
+        watcher = attached_to(first, site, tmp_path / "weights")
         site.mode("ok")
         told = first.communicate(timeout=30)[0]
         seen, shown = watcher.communicate(timeout=30)
@@ -402,9 +408,7 @@ def test_a_second_fetch_attaches_to_the_first_and_shows_how_far_it_is(
 def test_a_watcher_goes_on_where_the_first_was_killed(site: Hub, lock: Lock, tmp_path: Path) -> None:
     site.mode("slow", path="*.safetensors", rate=200_000)
     with under_way(site, lock, tmp_path / "weights", 0.5) as first:
-        watcher = command(site, tmp_path / "lock.json", tmp_path / "weights")
-        assert watcher.stderr
-        assert "already running" in watcher.stderr.readline()
+        watcher = attached_to(first, site, tmp_path / "weights")
         site.mode("ok")
         first.kill()
         told = json.loads(watcher.communicate(timeout=30)[0])
@@ -415,9 +419,7 @@ def test_a_watcher_goes_on_where_the_first_was_killed(site: Hub, lock: Lock, tmp
 def test_ctrl_c_ends_the_watching_and_not_the_fetch(site: Hub, lock: Lock, tmp_path: Path) -> None:
     site.mode("slow", path="*.safetensors", rate=100_000)
     with under_way(site, lock, tmp_path / "weights", 0.1) as first:
-        watcher = command(site, tmp_path / "lock.json", tmp_path / "weights")
-        assert watcher.stderr
-        assert "already running" in watcher.stderr.readline()
+        watcher = attached_to(first, site, tmp_path / "weights")
         watcher.send_signal(signal.SIGINT)
         watcher.communicate(timeout=10)
         assert watcher.returncode == 130

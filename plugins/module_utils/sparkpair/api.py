@@ -131,11 +131,6 @@ class Standing:
         return self.wrong is None or self.busy
 
 
-def probe(api: Endpoint, model: str, timeout: float) -> str | None:
-    """One try: None when the model is listed and answers rightly, else what is wrong, in words."""
-    return _try(api, model, timeout)[0]
-
-
 def standing(
     api: Endpoint, model: str, timeout: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> Standing:
@@ -155,7 +150,7 @@ def standing(
 
 
 def _try(api: Endpoint, model: str, timeout: float) -> tuple[str | None, bool]:
-    """What is wrong, and whether that is an answer that did not come in time."""
+    """What is wrong, in words (None: it answers rightly), and whether only the answer did not come in time."""
     try:
         names = model_names(api)
         if model not in names:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 import threading
 import time
@@ -213,12 +212,12 @@ class Progress:
         if self._snapshot is None:
             return
         try:
-            if _is_special(self._snapshot):
-                self._snapshot = None
-            else:
+            if not self._snapshot.is_symlink():
                 atomic.write_text(self._snapshot, json.dumps(self.snapshot()))
+                return
         except (OSError, ValueError, Problem):
-            self._snapshot = None
+            pass  # no fault of the work
+        self._snapshot = None  # nor tried again
 
     def _print(self, text: str) -> None:
         self._put(f"\r\033[K{text}" if self._terminal else f"{text}\n")
@@ -237,14 +236,6 @@ def _is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
     except (OSError, ValueError):
-        return False
-
-
-def _is_special(path: Path) -> bool:
-    """Whether something stands there that a file must not take the place of: a device, a pipe, a folder, a link."""
-    try:
-        return not stat.S_ISREG(path.lstat().st_mode)
-    except FileNotFoundError:
         return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import dockercli, paths
+from . import disk, dockercli, paths
 from .console import gib, size
 from .problem import Problem
 
@@ -72,7 +71,7 @@ def gather(root: Path, ports: Sequence[int]) -> Facts:
         machine_id=_first_line(Path("/etc/machine-id")),
         memory_bytes=meminfo(root).get("MemTotal", 0),
         disk_free_bytes=shutil.disk_usage(existing).free,
-        disk_ours_bytes=_tree_bytes(state),
+        disk_ours_bytes=disk.tree_bytes(state),
         gpus=_lines("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
         docker=str(engine.get("ServerVersion") or ""),
         runtimes=sorted(dockercli.runtimes(engine)),
@@ -203,17 +202,6 @@ def _socket_inodes(process: Path) -> set[str]:
     except OSError:
         pass  # it ended meanwhile, or it is a kernel thread
     return found
-
-
-def _tree_bytes(folder: Path) -> int:
-    total = 0
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(directory) / name).lstat().st_size
-            except OSError:
-                continue
-    return total
 
 
 def _first_line(path: Path) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import atomic
+from . import atomic, disk
 from .console import counted
 from .locks import OWN_PREFIX, Lock, LockedFile, listed
 from .problem import Problem
@@ -238,10 +238,6 @@ class Partials:
             return None
         return note if isinstance(note, dict) else None
 
-    def discard(self, entry: LockedFile) -> None:
-        self.part(entry).unlink(missing_ok=True)
-        self.journal(entry).unlink(missing_ok=True)
-
     def superseded(self, missing: Sequence[LockedFile]) -> list[Path]:
         """What no file of `missing` can build on: orphans, changed entries, old bad copies."""
         kept = {self.folder / _LOCK_NAME}
@@ -252,15 +248,20 @@ class Partials:
         return [path for path in found if path not in kept]
 
     def superseded_bytes(self, missing: Sequence[LockedFile]) -> int:
+        """What `sweep` would free."""
         return sum(_bytes_of(path) for path in self.superseded(missing))
 
-    def sweep(self, missing: Sequence[LockedFile]) -> int:
-        """Remove what is superseded. Returns the bytes that it freed.
+    def sweep(self, missing: Sequence[LockedFile]) -> None:
+        """Remove what is superseded.
 
         Only under `single_flight`, so no live process holds any of it, and only when the Hub has agreed to
         give the files: a wrong lock must not cost the partials of the right one.
         """
-        return sum(_remove(path) for path in self.superseded(missing))
+        for path in self.superseded(missing):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def empty_quarantine(self) -> None:
         """Give up the bad copies, kept only to be looked at, where room runs out."""
@@ -276,8 +277,7 @@ class Partials:
 
     def clear(self) -> None:
         """Remove the folder after a complete fetch; the caller holds `single_flight`."""
-        for path in self.superseded([]):
-            _remove(path)
+        self.sweep([])
         (self.folder / _LOCK_NAME).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # one that waited has made its lock meanwhile
             self.folder.rmdir()
@@ -336,18 +336,9 @@ def _heir(directory: Path) -> tuple[int, int] | None:
 def _bytes_of(path: Path) -> int:
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
-            return sum(found.st_size for _, found in _walk(path))
+            return disk.tree_bytes(path)
         return path.lstat().st_size
     return 0
-
-
-def _remove(path: Path) -> int:
-    freed = _bytes_of(path)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    return freed
 
 
 def boot_id() -> str:
